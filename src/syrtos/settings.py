@@ -176,7 +176,7 @@ class Options:
     compress: str = "none"
     shard_update: bool = False
     verify: Verify = "first"
-    step: Step = "tried"
+    step: Step = "partitioned"
     profile: str = ""
 
     @property

@@ -131,23 +131,22 @@ def updating(
     """
 
     def method(self: OptimizerT, *args: P.args, **kwargs: P.kwargs) -> R | SupportsInt:
-        note = trial_step.noting()
-        if note is not None:
+        notes = trial_step.noting()
+        if notes is not None:
             # `apply` takes gradients and, unless the optimizer is built, variables;
             # `apply_gradients` takes pairs.
             arguments: list[Any] = [*args, *kwargs.values()]
             given, *rest = arguments
-            pairs = list(given)
+            pairs: list[Any] = list(given)
             if pairs and isinstance(pairs[0], tuple):
-                note(self, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+                gradients, variables = map(list, zip(*pairs, strict=True))
             else:
-                note(
-                    self,
-                    pairs,
-                    list(next(iter(rest), None) or getattr(self, "_trainable_variables", ())),
-                )
-            return self.iterations
-        with backend.active().updating():
+                gradients = pairs
+                variables = list(next(iter(rest), None) or getattr(self, "_trainable_variables", ()))
+            notes.note(self, gradients, variables)
+            if not notes.updates:
+                return self.iterations
+        with trial_step.noting_nothing(), backend.active().updating():
             return original(self, *args, **kwargs)
 
     return method

@@ -390,24 +390,43 @@ def in_own_row(value: Array, rank: int, size: int) -> Array:
     return rows
 
 
-# The function that notes gradients in place of optimizers' updates; None: updates are made.
-_note: ContextVar[Note | None] = ContextVar("note", default=None)
+@dataclasses.dataclass(frozen=True)
+class GradientNotes:
+    """What becomes of the gradients that optimizers are given.
+
+    Attributes:
+        note: takes the optimizer, its gradients (None for a variable without one), and the
+            variables.
+        updates: whether the optimizers make their updates too.
+    """
+
+    note: Note
+    updates: bool
+
+
+_notes: ContextVar[GradientNotes | None] = ContextVar("notes", default=None)
 
 
 @contextlib.contextmanager
-def noting_gradients(note: Note) -> Iterator[None]:
-    """Context manager: optimizers make no update; ``note`` is called in the place of each.
+def noting_gradients(note: Note, updates: bool = False) -> Iterator[None]:
+    """Context manager: ``note`` is given the gradients of optimizers, in the place of updates.
 
-    ``note`` takes the optimizer, its gradients (None for a variable without one), and the
-    variables.
+    With ``updates`` it is called before each of them; see `GradientNotes`.
     """
-    with set_within(_note, note):
+    with set_within(_notes, GradientNotes(note, updates)):
         yield
 
 
-def noting() -> Note | None:
-    """Returns the function that notes the gradients of optimizers; None if they make updates."""
-    return _note.get()
+def noting() -> GradientNotes | None:
+    """Returns what notes the gradients of optimizers; None: nothing does."""
+    return _notes.get()
+
+
+@contextlib.contextmanager
+def noting_nothing() -> Iterator[None]:
+    """Context manager: gradients that an optimizer passes to another one are not noted again."""
+    with set_within(_notes, None):
+        yield
 
 
 def names_of(logs: object, numbers: Sequence[object]) -> list[str]:

@@ -24,6 +24,7 @@ from syrtos.keras.tensorflow.input import Numbered, TensorShare, cut, numbered_b
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.models import synchronize_batchnorm
 from syrtos.keras.tensorflow.partition.step import PartitionedStep
+from syrtos.keras.tensorflow.partition.verifying import verify_step
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.tensorflow.step import TensorFlowStep, count_samples
 from syrtos.keras.tensorflow.trial import PredictingTensorFlowTrial, TensorFlowTrial
@@ -70,6 +71,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
         self._was_called = False
+        self._is_to_verify = session.options.verify == "only"
 
     def bind(self, make: Callable[[], Method]) -> None:
         """Keeps ``make``, which builds the function by the current plan, and builds the first one."""
@@ -112,7 +114,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
                 raise StopIteration
         self.note_accumulation()
         if self._partitioned is not None:
-            return self.function(batches)
+            return self.function(self._verified(batches, spec, steps))
         try:
             outputs = self.function(batches)
         except Exception as error:
@@ -125,6 +127,19 @@ class TensorFlowFunction(SplitFunction[Batch]):
         self.checks.count(steps)
         self._was_called = True
         return outputs
+
+    def _verified(self, batches: Any, spec: object, steps: int) -> Any:
+        """Returns the batches of a call, of which `syrtos verify` has compared the first."""
+        if not self._is_to_verify:
+            return batches
+        self._is_to_verify = False
+        found = _next_batches(iter(batches), steps)
+        if found:
+            verify_step(self.model, self._session, self.step, self._name, found[0])
+        # Where the data has ended the function is called all the same: see `call`.
+        if not found:
+            return batches
+        return found if spec is None else _iterator_over(found, spec)
 
     def _iterator_of_script(
         self, batches: Any, steps: int
@@ -264,7 +279,6 @@ def partitions(session: Session) -> bool:
         or asked.shard_update
         or asked.compress != "none"
         or asked.on_nan != "warn"
-        or asked.verify == "only"
         or registry.others_defining(*registry.OF_STEPS)
     )
     return asked.step == "partitioned" and verdicts.is_split(session) and not others

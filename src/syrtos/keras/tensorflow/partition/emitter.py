@@ -182,7 +182,7 @@ class Emitter:
         for (op, _), group in groups.items():
             tensors = [value.tensor for value in group]
             self.report.reductions += 1
-            reduced = self.exchanges.reduce(tensors, op)
+            reduced = self.exchanges.reduce(tensors, op, [value.is_only_read for value in group])
             for value, tensor in zip(group, reduced, strict=True):
                 value.tensor, value.placement = tensor, REPLICATED
 

@@ -28,8 +28,14 @@ class Exchanges(abc.ABC):
     bucket_bytes: int = 32 << 20
 
     @abc.abstractmethod
-    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
-        """Reduces tensors of one dtype elementwise over the workers, in one exchange."""
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, lend: Sequence[bool]
+    ) -> list[tf.Tensor]:
+        """Reduces tensors of one dtype elementwise over the workers, in one exchange.
+
+        ``lend`` says of each result whether it may be memory that other workers look at too: that is
+        only read.
+        """
 
     @abc.abstractmethod
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -44,11 +50,13 @@ class WorkerExchanges(Exchanges):
         self.rank, self.size = session.comm.rank, session.comm.size
         self.bucket_bytes = int(session.options.bucket_mb * 1e6)
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, lend: Sequence[bool]
+    ) -> list[tf.Tensor]:
         comm = self._comm
 
         def run(*arrays: Array) -> list[Array]:
-            return reduce_arrays(comm, arrays, op)
+            return reduce_arrays(comm, arrays, op, lend)
 
         name = f"sums: {len(tensors)} tensors" if op is ReduceOp.SUM else f"{op.value}"
         reduced = ops.exchange(
@@ -70,8 +78,10 @@ class WorkerExchanges(Exchanges):
         return gathered
 
 
-def reduce_arrays(comm: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
-    """Reduces arrays of one dtype over the workers."""
+def reduce_arrays(
+    comm: Communicator, arrays: Sequence[Array], op: ReduceOp, lend: Sequence[bool] = ()
+) -> list[Array]:
+    """Reduces arrays of one dtype over the workers; see `Exchanges.reduce`."""
     if arrays[0].dtype == bool:
         found = reduce_arrays(comm, [array.astype(np.uint8) for array in arrays], op)
         return [array.astype(bool) for array in found]
@@ -79,7 +89,11 @@ def reduce_arrays(comm: Communicator, arrays: Sequence[Array], op: ReduceOp) -> 
     if op is ReduceOp.SUM and sum(part.size for part in flat):
         comm.agree(f"sum {flat[0].dtype} {','.join(str(part.size) for part in flat)}")
         comm.sums, comm.summed = comm.sums + 1, comm.summed + sum(part.nbytes for part in flat)
-        found = comm.reduce_parts(flat, op, [1.0] * comm.size)
+        found = comm.reduce_parts(flat, op, [1.0] * comm.size, lend=any(lend))
+        if any(lend):
+            found = [
+                part if lends else part.copy() for part, lends in zip(found, lend, strict=True)
+            ]
     else:
         joined = comm.allreduce(np.concatenate(flat), op)
         found = np.split(joined, np.cumsum([part.size for part in flat])[:-1])

@@ -29,6 +29,16 @@ _PASSING = KEEPING_SUMS | {
     *("ConcatV2", "ExpandDims", "Pack", "Reshape", "Squeeze", "Sum", "Transpose"),
     *("Shape", "ShapeN", "Size", "Rank"),
 }
+# They write to no input that is lent. An operation after one that returns a part of its input, or
+# the input itself (`Slice`, `Split`, `Reshape`, `Identity`), would.
+_READING = frozenset(
+    types(
+        "Add AddV2 AddN Sub Mul RealDiv DivNoNan Square SquaredDifference Maximum Minimum Sqrt Rsqrt"
+        " Abs Neg Sign L2Loss IsFinite IsNan AssignAddVariableOp AssignSubVariableOp"
+        " ResourceApplyGradientDescent ResourceApplyAdam ResourceApplyMomentum"
+        " ResourceApplyKerasMomentum"
+    )
+)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Their result has the sizes of their first input.
 _SAME_SIZES = frozenset(
@@ -70,6 +80,7 @@ class Partitioner(Emitter):
                 result.known = entries
         for tensor, result in zip(op.outputs, results, strict=True):
             _keep_shape(self, tensor, result)
+            result.is_only_read = _is_only_read(tensor)
             if result.is_partial and not all(c.type in _PASSING for c in tensor.consumers()):
                 self.note_due(result)
         return results
@@ -194,6 +205,12 @@ class GraphRun:
         for tensor, value in zip(op.outputs, results, strict=True):
             self._found[tensor.ref()] = value
         self._made[op] = results[0].tensor.op if results else None
+
+
+def _is_only_read(tensor: tf.Tensor) -> bool:
+    """Returns whether all that takes a tensor computes new memory from it."""
+    is_output = any(tensor is output for output in getattr(tensor.graph, "outputs", ()))
+    return not is_output and all(consumer.type in _READING for consumer in tensor.consumers())
 
 
 def _before(op: tf.Operation) -> list[tf.Operation]:

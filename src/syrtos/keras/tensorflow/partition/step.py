@@ -61,20 +61,33 @@ class PartitionedStep:
 
     def __call__(self, batch: Numbered | TensorShare) -> object:
         """Computes a step on a batch; every worker gets the outputs of the whole batch."""
-        find = _rows_of_share if isinstance(batch, TensorShare) else _rows_of
-        rows: _BatchRows = find(batch, self._session)  # pyright: ignore
-        if tf.executing_eagerly() or not rows.dense:
-            self._tell("it runs eagerly" if tf.executing_eagerly() else _NO_ROWS)
+        rows = self.rows_of(batch)
+        if why := why_whole(rows, tf.executing_eagerly()):
+            self._tell(why)
             self._note(rows)
             return self._compute_whole(rows)
-        return self._compute(rows)
+        return self.emit(self.trace(rows), rows)
 
-    def _compute_whole(self, rows: _BatchRows) -> object:
+    def rows_of(self, batch: Numbered | TensorShare) -> BatchRows:
+        """Returns this worker's rows of a batch. All workers call this together."""
+        if isinstance(batch, TensorShare):
+            return _rows_of_share(batch, self._session)
+        return _rows_of(batch, self._session)
+
+    def _compute_whole(self, rows: BatchRows) -> object:
         with as_one_process():
             return self.step(rows.whole())
 
-    def _compute(self, rows: _BatchRows) -> object:
-        concrete = self._trace(rows)
+    def emit(self, concrete: Any, rows: BatchRows) -> object:
+        """Emits a program of the whole batch for this worker's rows.
+
+        Args:
+            concrete: the program, as `trace` returns it.
+            rows: see `rows_of`.
+
+        Returns:
+            The outputs of the step for the whole batch.
+        """
         self._traced.append(concrete)
         self.report = Report()
         graph = concrete.graph
@@ -92,7 +105,7 @@ class PartitionedStep:
         return _with_tensors(structure, flat, outputs)
 
     def _emit_by_batch(
-        self, partitioner: Partitioner, graph: Any, rows: _BatchRows, captured: list[Value]
+        self, partitioner: Partitioner, graph: Any, rows: BatchRows, captured: list[Value]
     ) -> list[tf.Tensor]:
         """Emits a program that computes batches of too few, or of unequal, rows whole."""
         of_batch = graph.inputs[: len(rows.specs())]
@@ -119,8 +132,8 @@ class PartitionedStep:
             tensor.set_shape(like.shape)
         return list(made)[: len(graph.outputs)]
 
-    def _trace(self, rows: _BatchRows) -> Any:
-        """Returns the step's program of the whole batch."""
+    def trace(self, rows: BatchRows) -> Any:
+        """Returns the step's program of the whole batch, which takes the batch's tensors."""
 
         def compute(*tensors: tf.Tensor) -> object:
             with as_one_process():
@@ -129,7 +142,7 @@ class PartitionedStep:
         function = tf.function(compute, autograph=False)
         return function.get_concrete_function(*rows.specs())
 
-    def _note(self, rows: _BatchRows) -> None:
+    def _note(self, rows: BatchRows) -> None:
         """Counts the samples of a step, and the time for which it waited for its data."""
         session, training = self._session, self._training
 
@@ -148,8 +161,15 @@ class PartitionedStep:
             tf.numpy_function(note, [ready_at(rows.tensors), samples], tf.int32, stateful=True)
 
 
+def why_whole(rows: BatchRows, eagerly: bool) -> str:
+    """Returns why every worker computes a whole batch; empty where a step on it is partitioned."""
+    if eagerly:
+        return "it runs eagerly"
+    return "" if rows.dense else _NO_ROWS
+
+
 @dataclasses.dataclass
-class _BatchRows:
+class BatchRows:
     """The tensors of a batch, and which of them have its rows.
 
     Attributes:
@@ -212,20 +232,21 @@ class _BatchRows:
 
     def whole_values(self) -> list[Value]:
         """Returns the whole batch."""
-        return [Value(tensor) for tensor in self._whole_tensors()]
+        return [Value(tensor) for tensor in self.whole_tensors()]
 
     def whole(self) -> Any:
         """Returns the whole batch in its structure."""
-        return self.pack(self._whole_tensors())
+        return self.pack(self.whole_tensors())
 
-    def _whole_tensors(self) -> list[tf.Tensor]:
+    def whole_tensors(self) -> list[tf.Tensor]:
+        """Returns the tensors of the whole batch. All workers call this together."""
         if not self.is_share:
             return self.tensors
         gathered = iter(self.exchanges.gather([self.tensors[i] for i in self.dense]))
         return [next(gathered) if i in self.dense else t for i, t in enumerate(self.tensors)]
 
 
-def _rows_of(batch: Numbered, session: Session) -> _BatchRows:
+def _rows_of(batch: Numbered, session: Session) -> BatchRows:
     """Returns the rows of a whole batch, which the workers compare now and then."""
     comm = session.comm
     flat = tf.nest.flatten(batch.data, expand_composites=True)
@@ -238,7 +259,7 @@ def _rows_of(batch: Numbered, session: Session) -> _BatchRows:
     if len(flat) != len(tf.nest.flatten(batch.data)):  # ragged or sparse tensors
         dense = []
     share = Share.of(total, comm.rank, comm.size)
-    return _BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(session))
+    return BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(session))
 
 
 def _batch_rows_among(tensors: Sequence[tf.Tensor], workers: int) -> tuple[Any, list[int]]:
@@ -252,7 +273,7 @@ def _batch_rows_among(tensors: Sequence[tf.Tensor], workers: int) -> tuple[Any, 
     return total, dense
 
 
-def _rows_of_share(batch: TensorShare, session: Session) -> _BatchRows:
+def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
     """Returns the rows of a share that a pipeline has cut; the workers add up their numbers."""
     comm = session.comm
     samples = tf.cast(batch.samples, tf.int32)
@@ -261,7 +282,7 @@ def _rows_of_share(batch: TensorShare, session: Session) -> _BatchRows:
     tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
     dense = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
     tensors = [t[:samples] if i in dense else t for i, t in enumerate(tensors)]
-    return _BatchRows(
+    return BatchRows(
         batch.data, flat, tensors, dense, share, WorkerExchanges(session), is_share=True
     )
 

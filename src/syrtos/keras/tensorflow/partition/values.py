@@ -71,6 +71,8 @@ class Value:
         is_empty_list: whether it is a list of tensors that has no element yet.
         element_dtype: the dtype of a list's elements.
         element_known: what is ``known`` of each of a list's elements.
+        is_only_read: whether all that takes the value computes new memory from it, so that the
+            workers may share that of its reduction.
     """
 
     tensor: tf.Tensor
@@ -81,6 +83,7 @@ class Value:
     is_empty_list: bool = False
     element_dtype: tf.DType | None = None
     element_known: np.ndarray | None = None
+    is_only_read: bool = False
 
     @property
     def rows(self) -> RowPlacement | None:

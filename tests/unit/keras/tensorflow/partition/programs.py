@@ -32,7 +32,9 @@ class ThreadExchanges(Exchanges):
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
 
-    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, lend: Sequence[bool]
+    ) -> list[tf.Tensor]:
         return self._run(lambda arrays: reduce_arrays(self._comm, arrays, op), tensors, rows=False)
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
