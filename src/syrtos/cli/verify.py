@@ -170,6 +170,11 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
         # E.g. for the data of `evaluate` after that of validation, or after another `compile`.
         title += f", compared again ({titles[title]})" if titles[title] > 1 else ""
         console.print(_table(title, function, workers))
+        if function["gathered"]:
+            console.print(
+                f"Each worker computes these operations on gathered rows: {function['gathered']}.",
+                highlight=False,
+            )
         if function["whole"]:
             console.print(
                 f"Not split: {function['whole']}. {function['computes']} the whole batch: results"

@@ -63,6 +63,20 @@ class GradientNorms:
             self._own += sum(map(_square, own))
             self._mean += sum(map(_square, means))
 
+    def add_sums(
+        self, own: Sequence[npt.NDArray[Any]], sums: Sequence[npt.NDArray[Any]], part: float
+    ) -> None:
+        """Adds the norms of gradients that are sums over the workers, as `add` does of means.
+
+        Args:
+            own: this worker's terms of the sums: its gradients, times its part of the rows.
+            sums: the gradients of all rows, of the same shapes.
+            part: this worker's part of the rows, from 0 to 1.
+        """
+        own_before, self._own = self._own, 0.0
+        self.add(own, sums, part)
+        self._own = own_before + self._own / (part * part or 1.0)
+
     def take(self) -> tuple[float, float] | None:
         """Returns the squared norms of the step that has ended: this worker's and the mean's.
 

@@ -171,10 +171,12 @@ def _ranks(run: RunRecord) -> list[Facts]:
 
 
 def _split(run: RunRecord) -> str:
-    """Returns a sentence about the check of the first batch.
+    """Returns a sentence about what is not split, or about the check of the first batch.
 
-    The text is empty if all parts of the steps are Keras's own.
+    The text is empty if there is nothing to say.
     """
+    if whole := run.facts.get("computed_whole"):
+        return f"Each worker computes on gathered rows of whole batches: {whole}."
     if why := run.facts.get("not_split"):
         return f"Not split: {why}. The whole batch is computed as by one process."
     difference = run.facts.get("first_batch")

@@ -134,19 +134,22 @@ def updating(
         notes = trial_step.noting()
         if notes is not None:
             # `apply` takes gradients and, unless the optimizer is built, variables;
-            # `apply_gradients` takes pairs.
-            arguments: list[Any] = [*args, *kwargs.values()]
-            given, *rest = arguments
-            pairs: list[Any] = list(given)
-            if pairs and isinstance(pairs[0], tuple):
-                gradients, variables = map(list, zip(*pairs, strict=True))
+            # `apply_gradients` takes pairs, which may come from an iterator.
+            arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+            first, *rest = arguments
+            given = arguments[first] = list(arguments[first])
+            if given and isinstance(given[0], tuple):
+                gradients, variables = map(list, zip(*given, strict=True))
             else:
-                gradients = pairs
-                variables = list(next(iter(rest), None) or getattr(self, "_trainable_variables", ()))
+                gradients, more = given, arguments[rest[0]] if rest else None
+                variables = list(more or getattr(self, "_trainable_variables", ()))
             notes.note(self, gradients, variables)
             if not notes.updates:
                 return self.iterations
-        with trial_step.noting_nothing(), backend.active().updating():
+            with trial_step.noting_nothing(), backend.active().updating():
+                taken: Any = original
+                return taken(self, *(arguments.pop(i) for i in range(len(args))), **arguments)
+        with backend.active().updating():
             return original(self, *args, **kwargs)
 
     return method

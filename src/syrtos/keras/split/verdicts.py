@@ -129,8 +129,12 @@ class Verifying:
         step: str,
         bound: float,
         computes: str = "Each worker computes",
+        gathered: str = "",
     ) -> None:
-        """Adds a line about the plan to a file of the run directory, on rank 0."""
+        """Adds a line about the plan to a file of the run directory, on rank 0.
+
+        ``gathered``: operations that each worker computes whole, on gathered rows.
+        """
         if session.world.rank == 0 and session.options.run_dir:
             found = {
                 "model": model,
@@ -138,6 +142,7 @@ class Verifying:
                 "whole": plan.reason_not_split,
                 "bound": bound,
                 "computes": computes,
+                "gathered": gathered,
                 "rows": [dataclasses.asdict(row) for row in plan.rows],
             }
             with verified_path(Path(session.options.run_dir)).open("a") as file:

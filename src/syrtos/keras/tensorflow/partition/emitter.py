@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition import tensor_lists
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges
@@ -175,14 +174,12 @@ class Emitter:
         self._reduce_all(list(due.values()))
 
     def _reduce_all(self, values: Sequence[Value]) -> None:
-        groups: dict[tuple[ReduceOp, tf.DType], list[Value]] = {}
+        groups: dict[object, list[Value]] = {}
         for value in values:
-            assert isinstance(value.placement, Partial)
-            groups.setdefault((value.placement.op, value.tensor.dtype), []).append(value)
-        for (op, _), group in groups.items():
-            tensors = [value.tensor for value in group]
+            groups.setdefault(self.exchanges.kind_of(value), []).append(value)
+        for group in groups.values():
             self.report.reductions += 1
-            reduced = self.exchanges.reduce(tensors, op, [value.is_only_read for value in group])
+            reduced = self.exchanges.reduce(group)
             for value, tensor in zip(group, reduced, strict=True):
                 value.tensor, value.placement = tensor, REPLICATED
 

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from syrtos.comm import compression
 from syrtos.comm.arrays import Array, ReduceOp
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.keras.tensorflow import ops
+from syrtos.keras.tensorflow.partition.share import Share
+from syrtos.keras.tensorflow.partition.values import Partial, Value
 
 
 class Exchanges(abc.ABC):
@@ -27,15 +30,14 @@ class Exchanges(abc.ABC):
     size: int
     bucket_bytes: int = 32 << 20
 
-    @abc.abstractmethod
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, lend: Sequence[bool]
-    ) -> list[tf.Tensor]:
-        """Reduces tensors of one dtype elementwise over the workers, in one exchange.
+    def kind_of(self, value: Value) -> object:
+        """Returns what partial values have in common that are reduced in one exchange."""
+        assert isinstance(value.placement, Partial)
+        return value.placement.op, value.tensor.dtype
 
-        ``lend`` says of each result whether it may be memory that other workers look at too: that is
-        only read.
-        """
+    @abc.abstractmethod
+    def reduce(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        """Reduces partial values of one kind elementwise over the workers, in one exchange."""
 
     @abc.abstractmethod
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -45,22 +47,48 @@ class Exchanges(abc.ABC):
 class WorkerExchanges(Exchanges):
     """The exchanges of a world of workers, each one operation of the graph."""
 
-    def __init__(self, session: Session) -> None:
-        self._comm = session.comm
+    def __init__(self, session: Session, share: Share) -> None:
+        """
+        Args:
+            session: the workers.
+            share: this worker's rows.
+        """
+        self._session, self._comm, self._share = session, session.comm, share
         self.rank, self.size = session.comm.rank, session.comm.size
         self.bucket_bytes = int(session.options.bucket_mb * 1e6)
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, lend: Sequence[bool]
-    ) -> list[tf.Tensor]:
-        comm = self._comm
+    def kind_of(self, value: Value) -> object:
+        return super().kind_of(value), self._is_compressed(value)
 
-        def run(*arrays: Array) -> list[Array]:
-            return reduce_arrays(comm, arrays, op, lend)
+    def _is_compressed(self, value: Value) -> bool:
+        return self._session.options.compress != "none" and value.gradient_of is not None
 
-        name = f"sums: {len(tensors)} tensors" if op is ReduceOp.SUM else f"{op.value}"
+    def reduce(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        assert isinstance(values[0].placement, Partial)
+        op, compresses = values[0].placement.op, self._is_compressed(values[0])
+        tensors = [value.tensor for value in values]
+        lend = [value.is_only_read for value in values]
+        gradients = [i for i, value in enumerate(values) if value.gradient_of is not None]
+        variables = [values[i].gradient_of for i in gradients]
+        comm, norms = self._comm, self._session.ledger.norms
+
+        def run(weight: Array, *arrays: Array) -> list[Array]:
+            part = float(weight)
+            if compresses:
+                # the codec takes means of rows, and how much each worker's counts
+                means = [array / array.dtype.type(part or 1.0) for array in arrays]
+                return compression.weighted_mean(comm, means, part, variables, all(lend))
+            found = reduce_arrays(comm, arrays, op, lend)
+            if gradients:
+                norms.add_sums([arrays[i] for i in gradients], [found[i] for i in gradients], part)
+            return found
+
+        nbytes = sum((t.shape.num_elements() or 0) * t.dtype.size for t in tensors) / 1e6
+        kind = "gradients" if gradients else "sums" if op is ReduceOp.SUM else op.value
+        name = f"{kind}: {len(gradients) or len(tensors)} tensors, {nbytes:.3g} MB"
+        weight = tf.cast(self._share.count / self._share.total, tf.float32)
         reduced = ops.exchange(
-            run, list(tensors), [t.dtype for t in tensors], ops.telling_of_sum(), name
+            run, [weight, *tensors], [t.dtype for t in tensors], ops.telling_of_sum(), name
         )
         for result, tensor in zip(reduced, tensors, strict=True):
             result.set_shape(tensor.shape)
@@ -81,7 +109,15 @@ class WorkerExchanges(Exchanges):
 def reduce_arrays(
     comm: Communicator, arrays: Sequence[Array], op: ReduceOp, lend: Sequence[bool] = ()
 ) -> list[Array]:
-    """Reduces arrays of one dtype over the workers; see `Exchanges.reduce`."""
+    """Reduces arrays of one dtype over the workers.
+
+    Args:
+        comm: the workers.
+        arrays: the same shapes on every worker.
+        op: the reduction.
+        lend: says of each result whether it may be memory that other workers look at too; without
+            it none may.
+    """
     if arrays[0].dtype == bool:
         found = reduce_arrays(comm, [array.astype(np.uint8) for array in arrays], op)
         return [array.astype(bool) for array in found]

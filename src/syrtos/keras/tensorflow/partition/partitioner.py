@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition import control_flow
 from syrtos.keras.tensorflow.partition.emitter import Emitter
+from syrtos.keras.tensorflow.partition.exchanges import Exchanges
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.rules import TABLE
 from syrtos.keras.tensorflow.partition.rules.elementwise import KEEPING_SUMS, is_linear
@@ -17,6 +18,7 @@ from syrtos.keras.tensorflow.partition.rules.lists import MAKING, note_lists
 from syrtos.keras.tensorflow.partition.rules.random import DRAWS
 from syrtos.keras.tensorflow.partition.rules.registry import types
 from syrtos.keras.tensorflow.partition.rules.shapes import follow_sizes
+from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import Partial, Value
 from syrtos.keras.tensorflow.tf_internals_emission import is_compiled_call
 
@@ -53,9 +55,27 @@ class Partitioner(Emitter):
     computes it: a missing rule costs time, and changes no number.
     """
 
+    def __init__(
+        self,
+        share: Share,
+        exchanges: Exchanges,
+        report: Report,
+        gradients: Mapping[Any, object] | None = None,
+    ) -> None:
+        """
+        Args:
+            share: this worker's rows.
+            exchanges: the other workers.
+            report: takes what is noted of the program.
+            gradients: the variables whose gradients an optimizer takes, by the references of these
+                tensors.
+        """
+        super().__init__(share, exchanges, report)
+        self._gradients = gradients or {}
+
     def child(self, report: Report | None = None) -> Partitioner:
         """Returns a partitioner for a graph inside of this one, e.g. the body of a loop."""
-        made = Partitioner(self.share, self.exchanges, report or self.report)
+        made = Partitioner(self.share, self.exchanges, report or self.report, self._gradients)
         made.defers_sums = self.defers_sums
         return made
 
@@ -81,7 +101,9 @@ class Partitioner(Emitter):
         for tensor, result in zip(op.outputs, results, strict=True):
             _keep_shape(self, tensor, result)
             result.is_only_read = _is_only_read(tensor)
-            if result.is_partial and not all(c.type in _PASSING for c in tensor.consumers()):
+            result.gradient_of = self._gradients.get(tensor.ref())
+            is_passed = all(c.type in _PASSING for c in tensor.consumers())
+            if result.is_partial and (result.gradient_of is not None or not is_passed):
                 self.note_due(result)
         return results
 
@@ -219,6 +241,9 @@ def _before(op: tf.Operation) -> list[tf.Operation]:
 
 def keeps_partial(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> bool:
     """Returns whether an operation takes its partial inputs as they are."""
+    # What is exchanged for an optimizer are gradients, also where it multiplies them.
+    if any(value.is_partial and value.gradient_of is not None for value in values):
+        return False
     if op.type in KEEPING_SUMS:
         return is_linear(emitter, op, values)
     if op.type in ("ConcatV2", "Pack"):

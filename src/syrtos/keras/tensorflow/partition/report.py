@@ -1,21 +1,28 @@
-"""Counts that are noted of a program while it is partitioned."""
+"""Facts that are noted of a program while it is partitioned."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+from pathlib import Path
 
 import tensorflow as tf
+
+from syrtos.keras.split.script_lines import line_of_script
+
+_TENSORFLOW = str(Path(tf.__file__).parent)
+_NAMED = 5  # so many operations are named in the record of a run
 
 
 @dataclasses.dataclass
 class Report:
-    """Counts of a partitioned program.
+    """Facts of a partitioned program.
 
     Attributes:
         reductions: exchanges that reduce partial values.
         gathers: exchanges that gather rows.
-        whole: operations on rows that every worker computes whole, by their types.
+        whole: operations on rows that every worker computes whole, such as ``TopKV2 in train.py,
+            line 7``, with how often they were emitted.
         split: number of operations that are computed on rows.
     """
 
@@ -26,4 +33,12 @@ class Report:
 
     def note_whole(self, operation: tf.Operation) -> None:
         """Notes an operation on rows that every worker computes whole."""
-        self.whole[operation.type] += 1
+        frames = [(frame.filename, frame.lineno) for frame in reversed(operation.traceback or ())]
+        line = line_of_script(frames, _TENSORFLOW, "tensorflow")
+        self.whole[f"{operation.type} in {line}" if line else operation.type] += 1
+
+    def describe_whole(self) -> str:
+        """Returns the operations that every worker computes whole, as a text; empty without any."""
+        named = [name for name, _ in self.whole.most_common(_NAMED)]
+        more = len(self.whole) - len(named)
+        return ", ".join(named) + f" and {more} more" * bool(more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import tensorflow as tf
 from syrtos.comm.arrays import Array
 from syrtos.comm.world import Session
 from syrtos.keras.features import registry
+from syrtos.keras.replica import state
+from syrtos.keras.split import trial_step
 from syrtos.keras.tensorflow import ops, tf_internals_emission, tf_internals_graphs
 from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
@@ -25,6 +27,7 @@ from syrtos.keras.tensorflow.step import ready_at
 from syrtos.keras.trainer.timing import StepClock
 
 if TYPE_CHECKING:
+    from syrtos.keras.protocols import Variable
     from syrtos.keras.tensorflow.types import BatchStep
 
 
@@ -57,7 +60,7 @@ class PartitionedStep:
         self._session = session
         self._training = training
         # Functions of Python that operations call live as long as the graph that names them.
-        self._traced: list[Any] = []
+        self._traced: list[Program] = []
 
     def __call__(self, batch: Numbered | TensorShare) -> object:
         """Computes a step on a batch; every worker gets the outputs of the whole batch."""
@@ -78,21 +81,22 @@ class PartitionedStep:
         with as_one_process():
             return self.step(rows.whole())
 
-    def emit(self, concrete: Any, rows: BatchRows) -> object:
+    def emit(self, program: Program, rows: BatchRows) -> object:
         """Emits a program of the whole batch for this worker's rows.
 
         Args:
-            concrete: the program, as `trace` returns it.
+            program: as `trace` returns it.
             rows: see `rows_of`.
 
         Returns:
             The outputs of the step for the whole batch.
         """
-        self._traced.append(concrete)
+        self._traced.append(program)
         self.report = Report()
-        graph = concrete.graph
+        graph = program.concrete.graph
         captured = [Value(outside) for outside, _ in graph.captures]
-        partitioner = Partitioner(rows.share, WorkerExchanges(self._session), self.report)
+        exchanges = WorkerExchanges(self._session, rows.share)
+        partitioner = Partitioner(rows.share, exchanges, self.report, program.gradients)
         if rows.is_always_split:
             self._note(rows)
             run = GraphRun(partitioner, graph, [*rows.split(), *captured])
@@ -100,7 +104,9 @@ class PartitionedStep:
             outputs = partitioner.wholes(run.outputs())
         else:
             outputs = self._emit_by_batch(partitioner, graph, rows, captured)
-        structure = concrete.structured_outputs
+        if self._training and (whole := self.report.describe_whole()):
+            self._session.ledger.say(computed_whole=whole)
+        structure = program.concrete.structured_outputs
         flat = tf.nest.flatten(structure, expand_composites=True)
         return _with_tensors(structure, flat, outputs)
 
@@ -132,15 +138,25 @@ class PartitionedStep:
             tensor.set_shape(like.shape)
         return list(made)[: len(graph.outputs)]
 
-    def trace(self, rows: BatchRows) -> Any:
-        """Returns the step's program of the whole batch, which takes the batch's tensors."""
+    def trace(self, rows: BatchRows) -> Program:
+        """Returns the step's program of the whole batch."""
+        found: dict[Any, object] = {}
+
+        def note(_: object, gradients: Sequence[Any], variables: Sequence[Variable]) -> None:
+            held = state.held_objects(variables)
+            found.update(
+                (gradient.ref(), variable)
+                for gradient, variable in zip(gradients, held, strict=False)
+                if isinstance(gradient, tf.Tensor)
+            )
 
         def compute(*tensors: tf.Tensor) -> object:
-            with as_one_process():
+            found.clear()  # a function that makes variables is traced twice
+            with as_one_process(), trial_step.noting_gradients(note, updates=True):
                 return self.step(rows.pack(tensors))
 
         function = tf.function(compute, autograph=False)
-        return function.get_concrete_function(*rows.specs())
+        return Program(function.get_concrete_function(*rows.specs()), found)
 
     def _note(self, rows: BatchRows) -> None:
         """Counts the samples of a step, and the time for which it waited for its data."""
@@ -159,6 +175,20 @@ class PartitionedStep:
         with tf.device("/cpu:0"):
             samples = tf.cast(rows.share.count, tf.float32)
             tf.numpy_function(note, [ready_at(rows.tensors), samples], tf.int32, stateful=True)
+
+
+@dataclasses.dataclass
+class Program:
+    """A step on a whole batch, as it was traced.
+
+    Attributes:
+        concrete: takes the batch's tensors.
+        gradients: the variables whose gradients an optimizer takes, by the references of these
+            tensors.
+    """
+
+    concrete: Any
+    gradients: Mapping[Any, object]
 
 
 def why_whole(rows: BatchRows, eagerly: bool) -> str:
@@ -259,7 +289,7 @@ def _rows_of(batch: Numbered, session: Session) -> BatchRows:
     if len(flat) != len(tf.nest.flatten(batch.data)):  # ragged or sparse tensors
         dense = []
     share = Share.of(total, comm.rank, comm.size)
-    return BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(session))
+    return BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(session, share))
 
 
 def _batch_rows_among(tensors: Sequence[tf.Tensor], workers: int) -> tuple[Any, list[int]]:
@@ -283,7 +313,7 @@ def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
     dense = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
     tensors = [t[:samples] if i in dense else t for i, t in enumerate(tensors)]
     return BatchRows(
-        batch.data, flat, tensors, dense, share, WorkerExchanges(session), is_share=True
+        batch.data, flat, tensors, dense, share, WorkerExchanges(session, share), is_share=True
     )
 
 

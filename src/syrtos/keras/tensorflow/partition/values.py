@@ -73,6 +73,7 @@ class Value:
         element_known: what is ``known`` of each of a list's elements.
         is_only_read: whether all that takes the value computes new memory from it, so that the
             workers may share that of its reduction.
+        gradient_of: the variable of which an optimizer takes it as the gradient.
     """
 
     tensor: tf.Tensor
@@ -84,6 +85,7 @@ class Value:
     element_dtype: tf.DType | None = None
     element_known: np.ndarray | None = None
     is_only_read: bool = False
+    gradient_of: object = None
 
     @property
     def rows(self) -> RowPlacement | None:

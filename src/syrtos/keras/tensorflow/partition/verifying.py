@@ -59,7 +59,8 @@ def verify_step(
     if not plan.reason_not_split:
         plan.rows = list(_compare(model, session.comm, partitioned, noted, name, batch))
     bound = comparison.bound_of(trial_step.precision_of(model))
-    Verifying.note(plan, session, model.name, name, bound)
+    gathered = partitioned.report.describe_whole()
+    Verifying.note(plan, session, model.name, name, bound, gathered=gathered)
 
 
 class _Noted:
@@ -115,7 +116,7 @@ def _compare(
 ) -> Iterator[Row]:
     """Yields a row for each gradient, number or output, and changed variable."""
     program = partitioned.trace(partitioned.rows_of(batch))
-    variables = program.variables
+    variables = program.concrete.variables
     before = [tf_internals.value_of(variable) for variable in variables]
 
     def outcome(found: Any) -> _Outcome:
@@ -125,7 +126,7 @@ def _compare(
             tf_internals.set_value(variable, value)
         return _Outcome(outputs, gradients, after)
 
-    one = outcome(program(*partitioned.rows_of(batch).whole_tensors()))
+    one = outcome(program.concrete(*partitioned.rows_of(batch).whole_tensors()))
     emitted = tf.function(
         lambda rows: partitioned.emit(program, partitioned.rows_of(rows)), autograph=False
     )

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from syrtos.comm.arrays import Array, ReduceOp, share_of
+from syrtos.comm.arrays import Array, share_of
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges, gather_arrays, reduce_arrays
 from syrtos.keras.tensorflow.partition.partitioner import Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
-from syrtos.keras.tensorflow.partition.values import Placement, RowPlacement, Value
+from syrtos.keras.tensorflow.partition.values import Partial, Placement, RowPlacement, Value
 
 # Each worker's exchange waits in a thread of TensorFlow's for those of the others. Where TensorFlow has begun to compute,
 # it keeps the number of threads that it has.
@@ -32,10 +32,14 @@ class ThreadExchanges(Exchanges):
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
 
-    def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, lend: Sequence[bool]
-    ) -> list[tf.Tensor]:
-        return self._run(lambda arrays: reduce_arrays(self._comm, arrays, op), tensors, rows=False)
+    def reduce(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        placement = values[0].placement
+        assert isinstance(placement, Partial)
+        return self._run(
+            lambda arrays: reduce_arrays(self._comm, arrays, placement.op),
+            [value.tensor for value in values],
+            rows=False,
+        )
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._run(
