@@ -17,7 +17,6 @@ Exchange = Literal["auto", "mpi", "framework"]
 OnNaN = Literal["warn", "stop", "skip"]
 OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
-Step = Literal["tried", "partitioned"]
 Verify = Literal["first", "off", "only"]
 # The treatment of a script whose batches differ from those that it had when a snapshot was made.
 # They are ignored where the same launcher starts workers again: such data is drawn at random.
@@ -148,9 +147,6 @@ class Options:
             it counts, where not all is Keras's own: see `syrtos.keras.split.first_batch`;
             ``"off"``: steps are split as Keras's own are; ``"only"``: the first batches of all
             functions are looked at, and training ends after them.
-        step: ``"partitioned"``: a step of Keras 3 on TensorFlow is one program of the whole batch,
-            which the workers compute together: see `syrtos.keras.tensorflow.partition`;
-            ``"tried"``: workers compute it on shares, as the first batch has shown.
         bucket_mb: the approximate size, in megabytes, of the groups in which gradients are
             exchanged.
         profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.
@@ -176,7 +172,6 @@ class Options:
     compress: str = "none"
     shard_update: bool = False
     verify: Verify = "first"
-    step: Step = "partitioned"
     profile: str = ""
 
     @property
@@ -197,7 +192,6 @@ class Options:
         _one_of("on_nan", self.on_nan, get_args(OnNaN))
         _one_of("on_divergence", self.on_divergence, get_args(OnDivergence))
         _one_of("verify", self.verify, get_args(Verify))
-        _one_of("step", self.step, get_args(Step))
         _one_of("compile_update", self.compile_update, get_args(CompileUpdate))
         if self.warmup_epochs < 0:
             raise ConfigurationError(

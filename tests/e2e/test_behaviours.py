@@ -62,10 +62,11 @@ def test_behaviours_without_flags(without_flags: CheckedRun, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_synchronized_batchnorm_is_one_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--sync-batchnorm",)])
+def test_batchnorm_is_that_of_one_process(tmp_path: Path, flags: tuple[str, ...]) -> None:
     for workers in (1, 2):
         (tmp_path / str(workers)).mkdir()
-        run(tmp_path / str(workers), ["batchnorm"], "--sync-batchnorm", workers=workers).check_all()
+        run(tmp_path / str(workers), ["batchnorm"], *flags, workers=workers).check_all()
     one, two = (dict(np.load(tmp_path / str(n) / "batchnorm.npz")) for n in (1, 2))
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=1e-6)

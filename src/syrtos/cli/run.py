@@ -29,7 +29,6 @@ from syrtos.settings import (
     OnNaN,
     Options,
     ScaleLR,
-    Step,
     Verify,
 )
 
@@ -239,9 +238,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verify", choices=[way for way in get_args(Verify) if way != "only"], default=defaults.verify,
                        help="first: before the first batch counts, compute some of its rows both whole and split, where parts of a step are not Keras's own; "
                        "steps that differ are not split (default). off: split every step")  # fmt: skip
-    group.add_argument("--step", choices=get_args(Step), default=defaults.step,
-                       help="partitioned: Keras 3 on TensorFlow computes one program of the whole batch on all workers: Dropout and BatchNormalization are "
-                       "those of one process. tried: workers compute shares, as the first batch has shown (default)")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
                        help="let XLA compile the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--shard-update", action="store_true",

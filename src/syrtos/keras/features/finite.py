@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from syrtos.comm import compression, world
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.errors import NonFiniteError
 from syrtos.keras import backend
@@ -50,6 +52,8 @@ class _LeftOut:
         self.in_a_row: dict[int, int] = {}
         self.in_step = False  # an update of the step that runs was left out
         self.is_in_step = False  # a step is traced, or runs, that is undone where this is so
+        # whether this worker's terms of gradients that are sums were finite; None: there were none
+        self.terms_are_finite: bool | None = None
         self.batch = ""  # of `fit`, in words
         self.records: Callable[[], Sequence[Record]] = list  # of this worker's share of it
 
@@ -135,6 +139,30 @@ def is_in_step() -> bool:
     An update that the script makes elsewhere, as in a callback, undoes nothing but itself.
     """
     return _left_out().is_in_step
+
+
+def note_terms(terms: Sequence[Array], sums: Sequence[Array]) -> None:
+    """Notes whether this worker's terms of gradients are finite, where their sums are not.
+
+    Args:
+        terms: this worker's terms.
+        sums: the gradients, of the same shapes.
+    """
+    if is_asked() and not all(map(_is_finite, sums)):
+        left_out = _left_out()
+        before = left_out.terms_are_finite in (None, True)
+        left_out.terms_are_finite = before and all(map(_is_finite, terms))
+
+
+def take_terms() -> bool | None:
+    """Returns what `note_terms` has noted since the last update; None: nothing."""
+    left_out = _left_out()
+    found, left_out.terms_are_finite = left_out.terms_are_finite, None
+    return found
+
+
+def _is_finite(array: Array) -> bool:
+    return array.dtype.kind in "biu" or bool(np.isfinite(array).all())
 
 
 def step_is_left_out(comm: Communicator) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 import tensorflow as tf
 
+from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
@@ -88,13 +89,18 @@ def _may_be_applied(
     in_step = finite.is_in_step()
 
     def look(flags: Array, mine: Array, number: Array) -> list[Array]:
+        terms = finite.take_terms()
+        among = comm if terms is None else whole
+        if terms is not None:  # the gradients of whole batches are sums of the workers' terms
+            mine = np.asarray(terms)
         if in_sum and finite.leaves_out():
-            finite.stop(comm, update.variables, flags.tolist(), mine.tolist())
+            finite.stop(among, update.variables, flags.tolist(), mine.ravel().tolist())
         is_good = finite.look(
-            comm, update.variables, flags.tolist(), mine.tolist(), int(number) + 1, in_step
+            among, update.variables, flags.tolist(), mine.ravel().tolist(), int(number) + 1, in_step
         )
         return [np.asarray(is_good)]
 
+    whole = world.sharing().comm if assignments.computes_whole_batch() else None
     iterations = cast("Optimizer", update.optimizer).iterations
     good = ops.exchange(
         look, [flags, mine, tf.convert_to_tensor(cast("tf.Tensor", iterations))], [tf.bool]

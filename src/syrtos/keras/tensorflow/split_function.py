@@ -64,7 +64,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         super().__init__(model, session, name, stock, early)
         self.step = step
         self._partitioned = (
-            PartitionedStep(step, session, name == "train_step", self._tell_whole)
+            PartitionedStep(self._step_of_run, session, name == "train_step", self._tell_whole)
             if partitions(session)
             else None
         )
@@ -135,7 +135,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         self._is_to_verify = False
         found = _next_batches(iter(batches), steps)
         if found:
-            verify_step(self.model, self._session, self.step, self._name, found[0])
+            verify_step(self.model, self._session, self._step_of_run, self._name, found[0])
         # Where the data has ended the function is called all the same: see `call`.
         if not found:
             return batches
@@ -167,7 +167,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         """Computes one step of the function, on this worker's share of the batch."""
         if not isinstance(batch, Batch) and verdicts.is_split(self._session):
             with as_one_process():
-                return self.step(batch)
+                return self._step_of_run(batch)
         if self._partitioned is not None and isinstance(batch, Batch):
             return self._partitioned(batch)
         training = self._name == "train_step"
@@ -184,6 +184,12 @@ class TensorFlowFunction(SplitFunction[Batch]):
                 return scope.finish(scope.run(self.step, batch), logs_are_global=self._stock)
 
             return registry.around_step(self.model, session, compute)() if training else compute()
+
+    def _step_of_run(self, batch: object) -> object:
+        """Computes a step on a whole batch, as one process would with the options of the run."""
+        if self._name != "train_step":
+            return self.step(batch)
+        return registry.around_step(self.model, self._session, lambda: self.step(batch))()
 
     def _call_without_split(self, batches: Iterable[object], why: str, error: Exception) -> object:
         """Makes the function anew, for whole batches on each worker, and calls it.
@@ -271,17 +277,10 @@ class TensorFlowFunction(SplitFunction[Batch]):
 
 
 def partitions(session: Session) -> bool:
-    """Returns whether steps are partitioned: the run asks for it, and no option gives workers others."""
+    """Returns whether steps are partitioned: they are, unless an option gives workers other steps."""
     asked = session.options
-    others = (
-        asked.sync_every
-        or asked.servers
-        or asked.shard_update
-        or asked.compress != "none"
-        or asked.on_nan != "warn"
-        or registry.others_defining(*registry.OF_STEPS)
-    )
-    return asked.step == "partitioned" and verdicts.is_split(session) and not others
+    others = asked.sync_every or asked.servers or asked.shard_update
+    return verdicts.is_split(session) and not others
 
 
 _FUNCTIONS = "_syrtos_functions"

@@ -13,18 +13,37 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import handle_data_util
 
+from syrtos.keras.tensorflow import tf_internals_graphs
+
+_CALLS_OF_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 # Attributes that say where, and in what shapes, an operation stood in its own graph.
 _OF_ITS_GRAPH = frozenset({"_output_shapes", "_class"})
 
 
 def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Adds a copy of an operation, with other inputs, to the current graph."""
+    """Adds a copy of an operation, with other inputs, to the current graph.
+
+    Calls of Python may be exchanges: like those they run in the order in which they are added.
+    """
+    if operation.type not in _CALLS_OF_PYTHON:
+        return list(_copy(operation, inputs).outputs)
+    with (
+        tf_internals_graphs.after_pending_control_flow(),
+        tf.control_dependencies([token := tf_internals_graphs.last_token()]),
+    ):
+        made = _copy(operation, inputs)
+    with tf.control_dependencies([made]):
+        tf_internals_graphs.set_last_token(tf.identity(token))
+    return list(made.outputs)
+
+
+def _copy(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
     graph: Any = tf.compat.v1.get_default_graph()
     attributes = dict(operation.node_def.attr.items())
     _add_functions(graph, operation.graph, attributes)
     # TensorFlow has no public way to add an operation by its definition: `tf.raw_ops` would need
     # each attribute as a Python value, and lacks a few operations.
-    made = graph._create_op_internal(
+    return graph._create_op_internal(
         operation.type,
         list(inputs),
         [output.dtype for output in operation.outputs],
@@ -32,7 +51,6 @@ def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor
         name=operation.name.rpartition("/")[2],
         op_def=operation.op_def,
     )
-    return list(made.outputs)
 
 
 def _add_functions(graph: Any, source: Any, attributes: dict[str, Any]) -> None:

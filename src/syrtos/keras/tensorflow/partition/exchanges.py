@@ -12,6 +12,7 @@ from syrtos.comm import compression
 from syrtos.comm.arrays import Array, ReduceOp
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
+from syrtos.keras.features import finite
 from syrtos.keras.tensorflow import ops
 from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import Partial, Value
@@ -77,10 +78,13 @@ class WorkerExchanges(Exchanges):
             if compresses:
                 # the codec takes means of rows, and how much each worker's counts
                 means = [array / array.dtype.type(part or 1.0) for array in arrays]
-                return compression.weighted_mean(comm, means, part, variables, all(lend))
-            found = reduce_arrays(comm, arrays, op, lend)
-            if gradients:
-                norms.add_sums([arrays[i] for i in gradients], [found[i] for i in gradients], part)
+                found = compression.weighted_mean(comm, means, part, variables, all(lend))
+            else:
+                found = reduce_arrays(comm, arrays, op, lend)
+            terms, sums = ([given[i] for i in gradients] for given in (arrays, found))
+            finite.note_terms(terms, sums)
+            if not compresses:
+                norms.add_sums(terms, sums, part)
             return found
 
         nbytes = sum((t.shape.num_elements() or 0) * t.dtype.size for t in tensors) / 1e6
