@@ -91,18 +91,6 @@ def keras_of(optimizer: object) -> Any:  # a module: Keras 3 or Keras 2
     return sys.modules["tf_keras" if legacy else "keras"]
 
 
-def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
-    """Makes the variables of an optimizer of Keras 3, as its first update does.
-
-    Keras 2 makes them outside of any trace.
-    """
-    keras = keras_of(optimizer)
-    if keras.__name__ == "keras" and not getattr(optimizer, "built", True):
-        with keras.src.backend.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(list(variables))
-        optimizer.built = True
-
-
 @dataclasses.dataclass
 class _Built:
     """The record of an optimizer of Keras 2: the variables it was built for, None if not noted."""

@@ -75,14 +75,18 @@ def _drawing(shape: object) -> contextlib.AbstractContextManager[None]:
 _OF_SHAPE = ("beta", "binomial", "gamma", "normal", "randint", "truncated_normal", "uniform")
 
 
-def patches(framework: str) -> list[Patch]:
-    """Returns the patches for Keras 3 on a framework, named as KERAS_BACKEND does."""
+SEEDS = [
+    Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Workers have equal seeds, and draw other numbers for their rows."),
+]  # fmt: skip
+
+
+def of_draws(framework: str) -> list[Patch]:
+    """Returns the patches of draws for Keras 3 on a framework, named as KERAS_BACKEND does."""
     draws, once = (
         f"keras.src.backend.{framework}.random",
         "What one process draws once for a batch is the same on all workers.",
     )
     return [
-        Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Seeds are equal on all workers; what a step draws for its rows is not."),
         *(Patch(draws, name, _of_shape, once) for name in _OF_SHAPE),
         Patch(draws, "dropout", _of_mask, once),
-    ]  # fmt: skip
+    ]

@@ -85,12 +85,6 @@ def describe_draw_of_prediction(operation: str) -> str:
     )
 
 
-def forget_split(error: BaseException) -> None:
-    """Takes the note of `naming_split` off an error: the whole batch has it too."""
-    notes = getattr(error, "__notes__", [])
-    notes[:] = [note for note in notes if not _names_split(note)]
-
-
 def _names_split(note: str) -> bool:
     return note.startswith(_SPLIT[:30])
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Communicator
 from syrtos.keras.split.shares import Assignments
-from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
+from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.trainer.timing import computing
 from syrtos.records import record_of
 from syrtos.scopes import set_within
@@ -207,7 +207,6 @@ def _noting_assign(method: Callable[..., R]) -> Callable[..., R]:
         watching = _watching()
         if watching:
             watching.before_assign(self)
-        tf_internals.assigning(self)
         return method(self, *args, **kwargs)
 
     return assign

@@ -150,8 +150,8 @@ def _make_function(step_name: str, original: Method) -> Method:
         session = world.sharing()
         models.adapt(self)
         functions, name = functions_of(self), step_name.replace("step", "function")
-        of_first, is_made = functions.get(step_name), getattr(self, name, None)
-        if of_first is None:
+        found, is_made = functions.get(step_name), getattr(self, name, None)
+        if found is None:
             if not models.wraps_steps(self, session):
                 return original(self, force)
             step: BatchStep = getattr(self, step_name)
@@ -160,37 +160,27 @@ def _make_function(step_name: str, original: Method) -> Method:
                 self, step_name, lambda data: functions[step_name].compute_step(data)
             )
         else:
-            step = of_first.step
+            step = found.step
         # Anew for what `compile` was given since.
-        if of_first is None or is_made is None or force:
+        if found is None or is_made is None or force:
             stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
-            of_first = functions[step_name] = TensorFlowFunction(
-                self, session, step, stock, step_name
-            )
+            found = functions[step_name] = TensorFlowFunction(self, session, step, stock, step_name)
         function = original(self, force)
         if function is is_made:
             return function
-        with_shares = functools.partial(_call_with_shares, self, of_first)
-        made = [function]
-
-        def make() -> Method:
-            # The first time the function is there; a change of the plan wants one that is traced
-            # again.
-            newest = made.pop() if made else original(self, True)
-            setattr(self, name, with_shares)
-            return newest
-
-        of_first.bind(make)
+        found.function = function
+        with_shares = functools.partial(_call_with_shares, self, found)
+        setattr(self, name, with_shares)
         return with_shares
 
     return make_function
 
 
 def _call_with_shares(
-    model: _Keras2Model, of_first: TensorFlowFunction, iterator: tf.data.Iterator
+    model: _Keras2Model, found: TensorFlowFunction, iterator: tf.data.Iterator
 ) -> object:
     steps = model._steps_per_execution
-    return of_first.call(iterator, 1 if steps is None else int(steps))
+    return found.call(iterator, 1 if steps is None else int(steps))
 
 
 def _stateful_too(original: Callable[P, R]) -> Callable[P, R]:

@@ -20,7 +20,7 @@ from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import updates
-from syrtos.keras.split import draw_patches, known_parts, share_patches
+from syrtos.keras.split import draw_patches, share_patches
 from syrtos.keras.split.verdicts import is_split
 from syrtos.keras.tensorflow import (
     compiled_update,
@@ -79,7 +79,7 @@ def apply_all() -> None:
     patching.install(
         [
             *share_patches.LOSSES,
-            *draw_patches.patches("tensorflow"),
+            *draw_patches.SEEDS,
             *STRATEGY,
             *TRAINER,
             *compiled_update.PATCHES,
@@ -139,11 +139,11 @@ def _make_function(original: Method) -> Method:
         if models.needs_only_counting(session):
             return report_after(session, original(self, count_in_graph(step_function)))
         name = step_function.__name__
-        of_first = TensorFlowFunction(
+        found = TensorFlowFunction(
             self, session, step_function, _is_stock(step_function, name), name
         )
-        of_first.bind(lambda: original(self, of_first.compute_step))
-        return lambda iterator: of_first.call(iterator, self.steps_per_execution)
+        found.function = original(self, found.compute_step)
+        return lambda iterator: found.call(iterator, self.steps_per_execution)
 
     return make_function
 
@@ -162,24 +162,20 @@ def _make_predict_function(original: Method) -> Method:
         if session.world.size == 1 or not (self.predict_function is None or force):
             return original(self, force)
         step = _predict_step_of(self)
-        of_first = TensorFlowFunction(
+        found = TensorFlowFunction(
             self, session, step, _is_stock(step, "predict_step"), "predict_step"
         )
-        functions_of(self)["predict_step"] = of_first
-        object.__setattr__(self, "predict_step", of_first.compute_step)
+        functions_of(self)["predict_step"] = found
+        object.__setattr__(self, "predict_step", found.compute_step)
+        original(self, True)
+        assert self.predict_function is not None
+        found.function = self.predict_function
 
         def call(batches: Sequence[object]) -> object:
-            return of_first.call(batches, len(batches))
+            return found.call(batches, len(batches))
 
-        def make() -> Method:
-            original(self, True)
-            predicts = self.predict_function
-            assert predicts is not None
-            # Keras calls what it finds here, where the original has put its own.
-            self.predict_function = call
-            return predicts
-
-        of_first.bind(make)
+        # Keras calls what it finds here, where the original has put its own.
+        self.predict_function = call
         return call
 
     return make_predict_function
@@ -216,7 +212,6 @@ def _build_from_spec(original: Method) -> Method:
         # A model that can't be built from shapes alone is built by its first step, as in one
         # process.
         with (
-            known_parts.noting_build(self),
             fitting.optimizer_built_by_training(self),
             contextlib.suppress(Exception),
         ):

@@ -53,15 +53,6 @@ def slice_rows(leaf: RowsT, start: Index, stop: Index) -> RowsT:
     return part
 
 
-def static_shape(shape: Any) -> tuple[int, ...] | None:
-    """Returns a shape, given as a tensor or a list of numbers, if all of it is known by now."""
-    sizes = tf.get_static_value(shape) if isinstance(shape, tf.Tensor) else shape
-    if sizes is None:
-        return None
-    known = [tf.get_static_value(size) if isinstance(size, tf.Tensor) else size for size in sizes]
-    return None if None in known else tuple(map(int, known))
-
-
 def has_rows(leaf: object) -> TypeGuard[BatchLeaf]:
     """Returns whether the first dimension of a leaf of a batch counts samples."""
     return isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) and leaf.shape.rank != 0

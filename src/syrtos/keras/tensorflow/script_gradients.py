@@ -13,7 +13,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.assignments import current_step
-from syrtos.keras.tensorflow.reduction import Reduction, times
+from syrtos.keras.tensorflow.reduction import Reduction
 from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
@@ -39,17 +39,11 @@ def reduced_where_made(original: Callable[..., object]) -> Callable[..., object]
         variables = tf.nest.flatten(sources)
         if not variables or not all(map(_is_variable, variables)):
             return made
-        grads = tf.nest.flatten(made)
-        adds = step.plan.gradients == "sum"
-        weight = tf.cast(step.active, tf.float32) if adds else step.samples
         apply = Reduction(step.session.comm).apply
         # A script may differentiate the gradients again, e.g. for a penalty on their norm.
         if tf_internals.may_be_recorded():
             apply = functools.partial(_reduce_differentiably, step.session.comm)
-        reduced = apply(grads, () if step.is_tried else variables, weight)
-        if adds:  # a mean over the workers that have samples, times their number
-            workers = step.total("workers", tf.constant(1.0))
-            reduced = [g if g is None else times(g, tf.cast(workers, g.dtype)) for g in reduced]
+        reduced = apply(tf.nest.flatten(made), variables, step.samples)
         return tf.nest.pack_sequence_as(made, reduced)
 
     return gradient

@@ -6,8 +6,7 @@ equal by what the variable is:
 
 - SUM (metric states): the changes of all workers are added to the value before the step;
 - others of a floating dtype (BatchNormalization's moving statistics): the mean by samples;
-- integers (random seeds, counters) change alike on all workers;
-- where the first batch has shown another rule (see `syrtos.keras.split.first_batch`), that rule.
+- integers (random seeds, counters) change alike on all workers.
 
 Results of metrics are read after that, so logs, callbacks and `evaluate` see what one process would
 have seen.
@@ -16,7 +15,6 @@ have seen.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
@@ -27,8 +25,6 @@ from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.keras.features import registry
 from syrtos.keras.split import verdicts
-from syrtos.keras.split.plan import Rule, SplitPlan
-from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.tensorflow import (
     gathering,
     ops,
@@ -42,15 +38,14 @@ from syrtos.keras.tensorflow.assignments import (
     private_read,
     within_step,
 )
-from syrtos.keras.tensorflow.graph_checks import GraphChecks
-from syrtos.keras.tensorflow.input import Numbered, TensorShare
-from syrtos.keras.tensorflow.rows import count_rows, has_rows, static_shape
+from syrtos.keras.tensorflow.input import TensorShare
+from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.trainer.timing import StepClock
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable
     from syrtos.keras.tensorflow.tf_internals import TracedFunctions
-    from syrtos.keras.tensorflow.types import BatchStep, Gradient, Number, Tree
+    from syrtos.keras.tensorflow.types import Gradient, Tree
 
 
 class TensorFlowStep(Watcher):
@@ -66,23 +61,23 @@ class TensorFlowStep(Watcher):
         reduces_early: whether gradients are reduced where they are made, by
             `GradientTape.gradient`, for code that looks at them; else where an optimizer of Keras's
             own takes them.
-        plan: the way such steps are split, as the first batch has shown.
         functions: the script's own `tf.function`s, traced for this step.
     """
 
     def __init__(
-        self, session: Session, data: object, training: bool, reduces_early: bool = False, plan: SplitPlan | None = None, outcome: StepOutcome | None = None,
+        self,
+        session: Session,
+        data: object,
+        training: bool,
+        reduces_early: bool = False,
         draws_by_rank: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             session: the workers.
             data: a `TensorShare` or a whole batch.
             training: see above.
-            reduces_early: see above; the plan may overrule it.
-            plan: see above.
-            outcome: takes what this worker itself has computed, if this is a trial on the first
-                batch that does not count.
+            reduces_early: see above.
             draws_by_rank: see above; it is so in training always. Where a step makes weights, which
                 are drawn alike on all workers, only training makes them equal afterwards.
         """
@@ -90,13 +85,10 @@ class TensorFlowStep(Watcher):
         self.session = session
         self.training = training
         self.draws_by_rank = draws_by_rank or training
-        self.plan = plan or SplitPlan()
-        self.reduces_early = self.plan.reduces_where_made(reduces_early)
-        self._outcome = outcome
+        self.reduces_early = reduces_early
         self.samples, self.data = count_samples(data)
-        # Where each worker has a batch of its own nothing is split, and where it computes all rows
-        # neither.
-        if isinstance(data, TensorShare) and not self.plan.reason_not_split and self.splits_batch:
+        # Where each worker has a batch of its own nothing is split.
+        if isinstance(data, TensorShare) and self.splits_batch:
             _check_even(self.data)
         self._ready = ready_at(self.data)
         self._sum_factor = float(registry.sum_factor(training))
@@ -114,11 +106,8 @@ class TensorFlowStep(Watcher):
             yield self
 
     def draws_once(self, shape: object) -> bool:
-        """Returns whether a random draw is made once for the batch: see `Step.draws_once`."""
-        # In a graph inside of the step's, such as a loop, it may be made for each row.
-        if not self.plan.batch_draws or tf_internals_graphs.graph() is not self._graph:
-            return False
-        return self.plan.draws_once(static_shape(shape))
+        """Returns False: no batch has shown which draws are made once for it."""
+        return False
 
     @property
     def active(self) -> tf.Tensor:
@@ -184,11 +173,6 @@ class TensorFlowStep(Watcher):
     # -- the whole batch on each worker ----------------------------------------------------------
 
     @property
-    def is_tried(self) -> bool:
-        """Returns whether this is a step on the first batch that does not count."""
-        return self._outcome is not None
-
-    @property
     def splits_batch(self) -> bool:
         """Returns whether this worker has a part of a batch, and not one of its own."""
         return verdicts.is_split(self.session)
@@ -214,48 +198,15 @@ class TensorFlowStep(Watcher):
 
     # -- making state equal --------------------------------------------------------------------
 
-    def run(self, step: BatchStep, batch: object = None) -> object:
-        """Returns a step's outputs on this worker's share or, if not split, on all workers' rows.
-
-        Those have the static shapes of ``batch``, out of which the share was cut.
-        """
-        if not self.plan.reason_not_split:
-            return step(self.data)
-        # Not the rows of `batch`: where threads decide what a record is, another worker has read
-        # others.
-        rows = self.rows_of_all(self.data)
-        # A stateful layer of one row can't be traced without static shapes.
-        if isinstance(batch, Numbered) and self.splits_batch:
-            for leaf, like in zip(tf.nest.flatten(rows), tf.nest.flatten(batch.data), strict=True):
-                if isinstance(like, tf.Tensor):
-                    leaf.set_shape(like.shape)
-        with as_one_process():
-            return step(rows)
-
-    def graph_checks(self) -> GraphChecks | None:
-        """Returns the checks of the step's graph; None where it has none, or is not split."""
-        if self._graph is None or self.plan.reason_not_split or not self.splits_batch:
-            return None
-        return GraphChecks(self._graph, self.plan, tf.nest.flatten(self.data))
-
     def finish(self, outputs: Tree, logs_are_global: bool) -> Tree:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
-        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or
-        what the plan says.
+        Floating scalars among the outputs of a custom `train_step` become their mean by samples.
         """
-        if checks := self.graph_checks():
-            checks.check_computation()
-        logs_are_global = logs_are_global or bool(self.plan.reason_not_split)
-        numbers = [] if logs_are_global or self.session.comm.size == 1 else numbers_of(outputs)
-        if self._outcome is not None:
-            self._outcome.own_logs = [np.asarray(number) for number in numbers]
-        replace = self.plan.combine_logs(
-            numbers,
-            _is_log,
-            lambda means: self.flush(means, always=not self._flushed),
-            self._combine,
-        )
+        is_whole = logs_are_global or self.session.comm.size == 1
+        logs = [] if is_whole else [leaf for leaf in tf.nest.flatten(outputs) if _is_log(leaf)]
+        means = self.flush(logs, always=not self._flushed)
+        replace = {id(log): mean for log, mean in zip(logs, means, strict=True)}
         return (
             tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
         )
@@ -265,32 +216,10 @@ class TensorFlowStep(Watcher):
 
         With batches per worker each keeps its own.
         """
-        if self.plan.reason_not_split:
-            return outputs
-        if checks := self.graph_checks():
-            checks.check_draws_of_prediction()
         if self.splits_batch:
             return self.rows_of_all(outputs)
         return tf.nest.map_structure(
             lambda out: _rows_of(self.active, out) if out.shape.rank != 0 else out, outputs
-        )
-
-    def _combine(self, number: Number, rule: Rule) -> tf.Tensor:
-        """Returns the sum, maximum or minimum over the workers that have samples."""
-        value = tf.convert_to_tensor(number)
-        if value.dtype == tf.bool:
-            return tf.cast(self._combine(tf.cast(value, tf.int32), rule), tf.bool)
-        if rule == "sum":
-            return ops.allreduce(
-                self.session.comm, tf.where(self.active, value, tf.zeros_like(value))
-            )
-        least = rule == "max"
-        other = tf.fill(
-            tf.shape(value), tf.constant(value.dtype.min if least else value.dtype.max, value.dtype)
-        )
-        rows = ops.allgather(self.session.comm, tf.where(self.active, value, other)[tf.newaxis])
-        return tf.ensure_shape(
-            (tf.reduce_max if least else tf.reduce_min)(rows, axis=0), value.shape
         )
 
     def flush(
@@ -301,34 +230,19 @@ class TensorFlowStep(Watcher):
         It returns the means by samples of ``scalars``.
         """
         dirty, self._dirty = self._dirty, {}
-        if self._outcome is None and (checks := self.graph_checks()):
-            checks.check_assigned((key, variable) for key, (variable, _) in dirty.items())
-        rules: dict[int, Rule] = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
-        if self._outcome is not None:
-            self._outcome.own |= {
-                key: private_read(variable).numpy() for key, (variable, _) in dirty.items()
-            }
-        sums, means = (
-            [(v, base) for key, (v, base) in dirty.items() if rules[key] == rule]
-            for rule in ("sum", "mean")
-        )
-        extremes: list[tuple[tf.Variable, tf.Tensor, Rule]] = [
-            (v, base, rules[key])
-            for key, (v, base) in dirty.items()
-            if rules[key] in ("max", "min")
-        ]
+        sums = [(v, base) for v, base in dirty.values() if is_sum(v)]
+        means = [(v, base) for v, base in dirty.values() if v.dtype.is_floating and not is_sum(v)]
         scalars = scalars or []
-        if not (sums or means or extremes or scalars or always):
+        if not (sums or means or scalars or always):
             return []
         self._flushed = True
         with self.pausing_notes():
-            return self._exchange_state(sums, means, extremes, scalars)
+            return self._exchange_state(sums, means, scalars)
 
     def _exchange_state(
         self,
         sums: list[tuple[tf.Variable, tf.Tensor]],
         means: list[tuple[tf.Variable, tf.Tensor]],
-        extremes: list[tuple[tf.Variable, tf.Tensor, Rule]],
         scalars: list[tf.Tensor],
     ) -> list[tf.Tensor]:
         # All in one exchange, of changes and weighted values that are zeros on a worker without
@@ -341,67 +255,32 @@ class TensorFlowStep(Watcher):
             tf.cast(x, tf.float64) * weight
             for x in [*(private_read(v) for v, _ in means), *scalars]
         ]
-        values = [self._in_own_row(variable, base) for variable, base, _ in extremes]
-        everyone = self._sum_over_workers(
-            tf.cast(self.samples, tf.float64), changes + weighted, values
-        )
+        everyone = self._sum_over_workers(tf.cast(self.samples, tf.float64), changes + weighted)
         total, added = everyone[0], everyone[1:]
         for (variable, base), change in zip(sums, added, strict=False):
             variable.assign(tf.cast(tf.cast(base, tf.float64) + change, variable.dtype))
-        averages = [
-            tf.math.divide_no_nan(x, total) for x in added[len(sums) : len(changes + weighted)]
-        ]
+        averages = [tf.math.divide_no_nan(x, total) for x in added[len(sums) :]]
         for (variable, base), average in zip(means, averages, strict=False):
             variable.assign(tf.where(total > 0, tf.cast(average, variable.dtype), base))
-        for (variable, _, rule), rows in zip(
-            extremes, added[len(changes + weighted) :], strict=True
-        ):
-            extreme = tf.reduce_max if rule == "max" else tf.reduce_min
-            variable.assign(tf.cast(extreme(rows, axis=0), variable.dtype))
         return [tf.cast(a, s.dtype) for a, s in zip(averages[len(means) :], scalars, strict=True)]
 
-    def _rule_of(self, variable: tf.Variable) -> Rule:
-        """Returns the rule by which the workers' values of a variable become one."""
-        if known := self.plan.variables.get(id(variable)):
-            return known
-        return "sum" if is_sum(variable) else "mean" if variable.dtype.is_floating else "equal"
-
-    def _in_own_row(self, variable: tf.Variable, base: tf.Tensor) -> tf.Tensor:
-        """Returns a row for each worker, all zeros but this worker's.
-
-        The sum of these tensors over the workers has the values of all. A worker without samples
-        has added nothing: its row is the value from before the step.
-        """
-        mine = tf.cast(tf.where(self.active, private_read(variable), base), tf.float64)
-        comm = self.session.comm
-        return tf.stack(
-            [mine if rank == comm.rank else tf.zeros_like(mine) for rank in range(comm.size)]
-        )
-
-    def _sum_over_workers(
-        self, samples: tf.Tensor, tensors: list[tf.Tensor], of_all: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def _sum_over_workers(self, samples: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over the workers, first of ``samples``.
 
         ``tensors`` count as zeros on a worker without samples.
         """
         # All travel as one vector of float64, which holds counters and float32 states exactly.
-        sent = [*tensors, *of_all]
-        exchange = functools.partial(self._on_host, len(tensors))
         found = ops.exchange(
-            exchange, [self._ready, samples, *sent], [tf.float64] * (1 + len(sent))
+            self._on_host, [self._ready, samples, *tensors], [tf.float64] * (1 + len(tensors))
         )
         return [
             tf.ensure_shape(sums, tensor.shape)
-            for sums, tensor in zip(found, [samples, *sent], strict=True)
+            for sums, tensor in zip(found, [samples, *tensors], strict=True)
         ]
 
-    def _on_host(self, of_samples: int, when: Array, samples: Array, *values: Array) -> list[Array]:
+    def _on_host(self, when: Array, samples: Array, *values: Array) -> list[Array]:
         # In Python, for each operation of a graph takes longer to be traced than all of this.
-        counted = [
-            value if i >= of_samples or samples else np.zeros_like(value)
-            for i, value in enumerate(values)
-        ]
+        counted = [value if samples else np.zeros_like(value) for value in values]
         # The number of samples is the first: the means are divided by its sum.
         arrays = [samples, *counted]
         summed = self.session.comm.allreduce(
@@ -412,24 +291,12 @@ class TensorFlowStep(Watcher):
             part.reshape(array.shape)
             for part, array in zip(np.split(summed, ends[:-1]), arrays, strict=True)
         ]
-        if self._outcome is None:
-            asked, ready = when.tolist()
-            clock = self.session.part(StepClock)
-            is_first = clock.data_was_ready(self.session, asked, ready, float(samples))
-            for feature in registry.active() if is_first and self.training else ():
-                feature.count_samples(float(samples))
+        asked, ready = when.tolist()
+        clock = self.session.part(StepClock)
+        is_first = clock.data_was_ready(self.session, asked, ready, float(samples))
+        for feature in registry.active() if is_first and self.training else ():
+            feature.count_samples(float(samples))
         return sums
-
-
-def numbers_of(outputs: object) -> list[Any]:
-    """Returns the numbers, and tensors of numbers, among what a step returns, in order."""
-    return [leaf for leaf in tf.nest.flatten(outputs) if _is_number(leaf)]
-
-
-def _is_number(leaf: object) -> TypeGuard[Number]:
-    if isinstance(leaf, tf.Tensor | tf.Variable):
-        return leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool
-    return isinstance(leaf, float | int | np.generic)
 
 
 def _is_log(value: object) -> TypeGuard[tf.Tensor]:

@@ -28,14 +28,11 @@ from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import gen_logging_ops
 from tensorflow.python.ops import summary_ops_v2 as summary_ops
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
 
-from syrtos.comm import world
-from syrtos.comm.world import Session
 from syrtos.records import read_record, record_of
 from syrtos.scopes import set_within
 
@@ -98,112 +95,6 @@ def may_be_recorded() -> bool:
     """Returns whether this thread's tape records: new gradients may be differentiated again."""
     # Seen in TensorFlow 2.21.
     return bool(record.could_possibly_record())
-
-
-class _Watching:
-    """The function that is called with each variable that is about to be assigned, by any thread."""
-
-    def __init__(self, _session: Session) -> None:
-        self.watcher: Callable[[tf.Variable], None] | None = None
-
-
-_ASSIGNING = (
-    "assign",
-    "assign_add",
-    "assign_sub",
-    *(n for n in dir(BaseResourceVariable) if n.startswith(("scatter_", "batch_scatter_"))),
-)
-
-
-def assigning(variable: tf.Variable) -> None:
-    """Tells the watcher, if there is one, that a variable is about to be assigned."""
-    watcher = world.part(_Watching).watcher
-    if watcher is not None:
-        watcher(variable)
-
-
-@contextmanager
-def without_output() -> Iterator[None]:
-    """Silences `tf.print` and `tf.summary` of what runs eagerly, within the context."""
-    original = gen_logging_ops.print_v2
-    try:
-        gen_logging_ops.print_v2 = lambda *args, **kwargs: None
-        with tf.summary.record_if(False):
-            yield
-    finally:
-        gen_logging_ops.print_v2 = original
-
-
-def _kinds_of_variables() -> list[type]:
-    """Returns all classes of variables, of TensorFlow and of scripts."""
-    found, rest = [], [BaseResourceVariable]
-    while rest:
-        kind = rest.pop()
-        found.append(kind)
-        rest += kind.__subclasses__()
-    return found
-
-
-@contextmanager
-def watching_assignments(watcher: Callable[[tf.Variable], None]) -> Iterator[None]:
-    """Calls ``watcher``, within the context, with each variable that is about to change.
-
-    The states of `tf.random.Generator`s are among them. Afterwards TensorFlow's eager seeds go on
-    as if nothing had been drawn.
-    """
-    # The derived class `ResourceVariable` has an `assign` of its own (TensorFlow 2.21:
-    # `weak_tensor_ops`).
-    originals = [
-        (kind, name, vars(kind)[name])
-        for kind in _kinds_of_variables()
-        for name in _ASSIGNING
-        if name in vars(kind)
-    ]
-    generator: Any = tf.random.Generator  # whose stub lacks what is private
-    counter, eager = generator._prepare_key_counter, getattr(context.context(), "_rng", None)
-    drawing = eager.getstate() if eager else None
-
-    # A generator assigns its state by an operation of its own, not by a method of the variable.
-    def prepare(self: tf.random.Generator, shape: object) -> object:
-        watcher(self.state)
-        return counter(self, shape)
-
-    watching = world.part(_Watching)
-    before, watching.watcher = watching.watcher, watcher
-    try:
-        for kind, name, original in originals:
-            setattr(kind, name, _telling(watcher, original))
-        generator._prepare_key_counter = prepare
-        yield
-    finally:
-        watching.watcher = before
-        generator._prepare_key_counter = counter
-        for kind, name, original in originals:
-            setattr(kind, name, original)
-        if eager:
-            eager.setstate(drawing)
-
-
-def _telling(
-    watcher: Callable[[tf.Variable], None], original: Callable[..., Result]
-) -> Callable[..., Result]:
-    def assign(self: tf.Variable, *args: object, **kwargs: object) -> Result:
-        watcher(self)
-        return original(self, *args, **kwargs)
-
-    return assign
-
-
-def without_optionals(tree: object) -> object:
-    """Returns the structure with each `tf.experimental.Optional` replaced by its value or None."""
-    # Keras gives it to a step like that.
-    return tf.nest.map_structure(_value_of_optional, tree)
-
-
-def _value_of_optional(leaf: object) -> object:
-    if not isinstance(leaf, tf.experimental.Optional):
-        return leaf
-    return leaf.get_value() if bool(leaf.has_value()) else None
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from syrtos.errors import DataError
 from syrtos.keras.tensorflow import tf_internals_graphs
-from syrtos.scopes import set_within
 
 
 @functools.cache
@@ -34,50 +31,6 @@ def _asked_handle() -> tf.Tensor:
     return variable_handle("syrtos_asked")
 
 
-# The iterators that this thread has drawn from within `restoring_iterators`, each with its state
-# before.
-_States = dict[int, tuple[iterator_ops.OwnedIterator, tf.Tensor]]
-_draws: ContextVar[_States | None] = ContextVar("draws", default=None)
-
-
-@contextmanager
-def restoring_iterators() -> Iterator[None]:
-    """Restores `tf.data` iterators that this thread drew from eagerly, at the context's end.
-
-    Drawing from one whose state can't be saved, e.g. of a Python generator, is a `DataError`.
-    """
-    states: _States = {}
-    try:
-        with set_within(_draws, states):
-            yield
-    finally:
-        for iterator, serialized in states.values():
-            tf.raw_ops.DeserializeIterator(
-                resource_handle=iterator._iterator_resource, serialized=serialized
-            )
-
-
-def _note_draw(iterator: iterator_ops.OwnedIterator) -> None:
-    """Saves the state of an iterator before the first draw."""
-    # Iterators that this thread does not draw from are left alone: other threads may be drawing
-    # from them.
-    states = _draws.get()
-    if states is None or id(iterator) in states:
-        return
-    # Of state outside of the pipeline, e.g. of random generators: draws of a trial are put back
-    # elsewhere.
-    ignore = 1
-    try:
-        serialized = tf.raw_ops.SerializeIterator(
-            resource_handle=iterator._iterator_resource, external_state_policy=ignore
-        )
-    except tf.errors.OpError as error:
-        raise DataError(
-            "it draws from an iterator of tf.data whose place can't be saved"
-        ) from error
-    states[id(iterator)] = iterator, serialized
-
-
 @functools.cache
 def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None:
     """Makes graphs note when they ask an iterator for data; eager calls run in ``waiting()``."""
@@ -87,7 +40,6 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
 
     def next_internal(self: iterator_ops.OwnedIterator) -> object:
         if tf_internals_graphs.graph() is None:
-            _note_draw(self)
             with waiting():
                 return original(self)
         if not isinstance(tf_internals_graphs.graph(), FuncGraph):

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,8 +17,6 @@ from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import (
     gen_image_ops,
     gen_random_ops,
-    gen_stateless_random_ops,
-    gen_stateless_random_ops_v2,
 )
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
@@ -127,65 +125,7 @@ def _seed_of_keras(seed: Seed, a: Arguments) -> tf.Tensor:
     return tf.cast(seed, a["self"].state.dtype)
 
 
-# Operations without a state of their own, which Keras 3 and `tf.random.Generator` draw by.
-_STATELESS = (
-    "stateless_random_normal_v2", "stateless_random_uniform_v2", "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2",
-    "stateless_truncated_normal_v2",
-)  # fmt: skip
-
-
-# Operations with a state that draw numbers of a shape, their first argument.
-_OF_SHAPE = ("random_uniform", "random_uniform_int", "random_standard_normal", "truncated_normal")
-
-
-@contextlib.contextmanager
-def without_draws(note: Callable[[object], None]) -> Iterator[None]:
-    """Makes all rows of eager random draws equal, in any number, on all workers, in the context.
-
-    Weights that a model makes meanwhile are drawn as ever. ``note`` is given the shape of each draw.
-    """
-    # So a mask, or noise, is part of no difference between two ways to compute a step.
-    seed = (0, 0)
-    with contextlib.ExitStack() as stack:
-        for name in _STATELESS:
-            _replace(stack, gen_stateless_random_ops_v2, name, _of_one_row)
-            _replace(
-                stack, gen_stateless_random_ops_v2, name, functools.partial(_noting_shape, note)
-            )
-        for name in _OF_SHAPE:
-            _replace(stack, gen_random_ops, name, _from_seed(_OPERATIONS[name], seed))
-            _replace(stack, gen_random_ops, name, functools.partial(_noting_shape, note))
-        # They draw by operations that take the shape of each parameter.
-        if of_keras := sys.modules.get("keras.src.backend.tensorflow.random"):
-            for name in ("beta", "binomial", "gamma"):
-                _replace(stack, of_keras, name, functools.partial(_noting_shape, note))
-        _replace(stack, gen_random_ops, "random_shuffle", lambda _: lambda value, **kwargs: value)
-        for owner, name in (
-            (gen_random_ops, "multinomial"),
-            (gen_stateless_random_ops, "stateless_multinomial"),
-        ):
-            _replace(stack, owner, name, lambda _: _likeliest)
-        # The original adds the replica's number to the key.
-        _replace(stack, tf.random.Generator, "_preprocess_key", lambda _: lambda self, key: key)
-        stack.enter_context(noting_weights())
-        yield
-
-
 _drawn_for_weights: ContextVar[bool] = ContextVar("drawn_for_weights", default=False)
-
-
-def is_drawing_weights() -> bool:
-    """Returns whether this thread makes a Keras variable in `without_draws` or `noting_weights`."""
-    return _drawn_for_weights.get()
-
-
-@contextlib.contextmanager
-def noting_weights() -> Iterator[None]:
-    """Context manager: `is_drawing_weights` says when a variable of Keras is made."""
-    with contextlib.ExitStack() as stack:
-        if keras := sys.modules.get("keras"):
-            _replace(stack, keras.Variable, "__init__", _drawing)
-        yield
 
 
 def _drawing(original: Callable[P, R]) -> Callable[P, R]:
@@ -194,53 +134,6 @@ def _drawing(original: Callable[P, R]) -> Callable[P, R]:
             return original(*args, **kwargs)
 
     return init
-
-
-def _noting_shape(
-    note: Callable[[object], None], original: Callable[..., tf.Tensor]
-) -> Callable[..., tf.Tensor]:
-    def draw(shape: object, *args: object, **kwargs: object) -> tf.Tensor:
-        if not is_drawing_weights():
-            note(shape)
-        return original(shape, *args, **kwargs)
-
-    return draw
-
-
-def _of_one_row(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    def draw(shape: tf.Tensor | Sequence[int], *args: object, **kwargs: object) -> tf.Tensor:
-        if is_drawing_weights():
-            return original(shape, *args, **kwargs)
-        sizes = tf.cast(shape, tf.int32)
-        # A scalar has no rows.
-        if not int(tf.size(sizes)):
-            return original(sizes, *args, **kwargs)
-        return tf.broadcast_to(original(tf.concat([[1], sizes[1:]], 0), *args, **kwargs), sizes)
-
-    return draw
-
-
-def _from_seed(draw: Draw, seed: Seed) -> Callable[[Original], Original]:
-    def wrapper(original: Original) -> Original:
-        signature = inspect.signature(original)
-
-        def draw_seeded(*args: object, **kwargs: object) -> object:
-            if is_drawing_weights():
-                return original(*args, **kwargs)
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return draw(seed, bound.arguments)  # by the stateless operations, which give one row
-
-        return draw_seeded
-
-    return wrapper
-
-
-def _likeliest(
-    logits: tf.Tensor, num_samples: tf.Tensor | int, *args: object, **kwargs: Any
-) -> tf.Tensor:
-    dtype = kwargs.get("output_dtype", tf.int64)
-    return tf.repeat(tf.argmax(logits, -1, dtype)[:, tf.newaxis], num_samples, 1)
 
 
 @contextlib.contextmanager
@@ -321,14 +214,8 @@ def draw_by_rank(rank: Callable[[], int], current_step: Callable[[], Step | None
 
     Args:
         rank: gives the number by which seeds differ.
-        current_step: gives the step that is computed, which says of a draw by its shape whether all
-            ranks draw the same.
+        current_step: gives the step that is computed, which says whether all ranks draw the same.
     """
-
-    def drawing(shape: object) -> contextlib.AbstractContextManager[None]:
-        step = current_step()
-        is_once = step is not None and step.draws_once(shape)
-        return step.drawing_once() if step and is_once else contextlib.nullcontext()
 
     def seeds_by_rank(original: GetSeed) -> GetSeed:
         def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
@@ -345,28 +232,6 @@ def draw_by_rank(rank: Callable[[], int], current_step: Callable[[], Step | None
 
         return get_seed
 
-    def drawing_once(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        def draw(shape: tf.Tensor, *args: object, **kwargs: Any) -> tf.Tensor:
-            # TensorFlow has taken the seed of the operation from `get_seed`, which knows no shape.
-            before = rank()
-            with drawing(shape):
-                if kwargs.get("seed2") is not None:
-                    kwargs["seed2"] -= (before - rank()) * SEED_STRIDE
-            return original(shape, *args, **kwargs)
-
-        return draw
-
-    def preparing_once(
-        original: Callable[..., tuple[tf.Tensor, tf.Tensor]],
-    ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-        def prepare_key_counter(
-            self: tf.random.Generator, shape: object
-        ) -> tuple[tf.Tensor, tf.Tensor]:
-            with drawing(shape):
-                return original(self, shape)
-
-        return prepare_key_counter
-
     def keys_by_rank(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def preprocess_key(self: tf.random.Generator, key: tf.Tensor) -> tf.Tensor:
             step = current_step()
@@ -380,9 +245,6 @@ def draw_by_rank(rank: Callable[[], int], current_step: Callable[[], Step | None
     replace(random_seed, "get_seed", seeds_by_rank)
     # This hook of generators is the one at which TensorFlow adds the number of a replica.
     replace(tf.random.Generator, "_preprocess_key", keys_by_rank)
-    replace(tf.random.Generator, "_prepare_key_counter", preparing_once)
-    for name in _OF_SHAPE:
-        replace(gen_random_ops, name, drawing_once)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import tensorflow as tf
 
@@ -23,12 +23,3 @@ BatchLeaf = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
 Tree = TypeVar("Tree")
 # A step of a model on the rows of a batch.
 BatchStep = Callable[[object], object]
-
-
-class StrategyModel(Protocol):
-    """A model of Keras on TensorFlow, which runs its steps under a strategy."""
-
-    @property
-    def distribute_strategy(self) -> tf.distribute.Strategy:
-        """The strategy in whose scope the model was made."""
-        ...

@@ -1,6 +1,6 @@
 """Finds what a step of the script's own decides by a number of this worker's rows.
 
-`syrtos.keras.tensorflow.decisions` reads that in a graph. Torch has none: what the step calls of
+Torch has no graph to read that in: what the step calls of
 torch is watched while it is tried on some rows.
 """
 

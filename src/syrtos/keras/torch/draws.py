@@ -3,7 +3,7 @@
 `Recorder` notes the draws of a step while the step is tried. A seed that all workers share, as in
 `keras.random.normal(shape, seed=5)` or in a `torch.Generator` of the script's, is wrong for rows:
 each worker would draw for its rows what the others draw for theirs. A comparison of both ways does
-not show it, as it has no draws. `syrtos.keras.tensorflow.seeded_draws` reads the same in a graph.
+not show it, as it has no draws.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def apply_all() -> None:
     patching.install(
         [
             *share_patches.LOSSES,
-            *draw_patches.patches("torch"),
+            *draw_patches.SEEDS,
+            *draw_patches.of_draws("torch"),
             *OPTIMIZERS,
             *TRAINER,
             *patches.PATCHES,

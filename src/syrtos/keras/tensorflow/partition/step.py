@@ -14,7 +14,12 @@ from syrtos.comm.world import Session
 from syrtos.keras.features import registry
 from syrtos.keras.replica import state
 from syrtos.keras.split import trial_step
-from syrtos.keras.tensorflow import ops, tf_internals_emission, tf_internals_graphs
+from syrtos.keras.tensorflow import (
+    gathering,
+    ops,
+    tf_internals_emission,
+    tf_internals_graphs,
+)
 from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
 from syrtos.keras.tensorflow.input_comparison import compare_numbered
@@ -23,7 +28,8 @@ from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
-from syrtos.keras.tensorflow.step import ready_at
+from syrtos.keras.tensorflow.rows import count_rows, has_rows
+from syrtos.keras.tensorflow.step import TensorFlowStep, ready_at
 from syrtos.keras.trainer.timing import StepClock
 
 if TYPE_CHECKING:
@@ -210,6 +216,8 @@ class BatchRows:
         share: this worker's rows.
         exchanges: the other workers.
         is_share: whether ``tensors`` are this worker's rows alone.
+        shares_are_even: Boolean scalar, in a share: whether its tensors have equally many rows, on
+            all workers.
     """
 
     structure: Any
@@ -219,6 +227,7 @@ class BatchRows:
     share: Share
     exchanges: Exchanges
     is_share: bool = False
+    shares_are_even: Any = True
 
     @property
     def is_always_split(self) -> bool:
@@ -229,7 +238,9 @@ class BatchRows:
         """Returns whether each worker has rows, and tensors have equally many; a Boolean scalar."""
         # In a batch of one row a size of 1 may be the rows, or be broadcast.
         conditions = [self.share.total >= self.exchanges.size]
-        if not self.is_share:
+        if self.is_share:
+            conditions.append(self.shares_are_even)
+        else:
             conditions += [tf.shape(self.tensors[i])[0] == self.share.total for i in self.dense[1:]]
         return tf.reduce_all(tf.stack(conditions))
 
@@ -285,9 +296,9 @@ def _rows_of(batch: Numbered, session: Session) -> BatchRows:
         tf.control_dependencies([compare_numbered(batch.number, batch.data, session.input_comm)]),
     ):
         tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
-    total, dense = _batch_rows_among(tensors, comm.size)
     if len(flat) != len(tf.nest.flatten(batch.data)):  # ragged or sparse tensors
-        dense = []
+        return _whole_rows(_with_tensors(batch.data, flat, tensors), session)
+    total, dense = _batch_rows_among(tensors, comm.size)
     share = Share.of(total, comm.rank, comm.size)
     return BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(session, share))
 
@@ -303,17 +314,46 @@ def _batch_rows_among(tensors: Sequence[tf.Tensor], workers: int) -> tuple[Any, 
     return total, dense
 
 
+def _whole_rows(data: Any, session: Session) -> BatchRows:
+    """Returns a whole batch of which no tensor is known to have the batch's rows."""
+    comm = session.comm
+    flat = tf.nest.flatten(data, expand_composites=True)
+    tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
+    leaf = next((leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)), None)
+    count = 1 if leaf is None else tf.cast(count_rows(leaf), tf.int32)
+    share = Share.of(count, comm.rank, comm.size)
+    return BatchRows(data, flat, tensors, [], share, WorkerExchanges(session, share))
+
+
 def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
     """Returns the rows of a share that a pipeline has cut; the workers add up their numbers."""
     comm = session.comm
     samples = tf.cast(batch.samples, tf.int32)
-    share = Share.of(ops.allreduce(comm, samples), comm.rank, comm.size)
     flat = tf.nest.flatten(batch.data, expand_composites=True)
+    if len(flat) != len(tf.nest.flatten(batch.data)):  # ragged or sparse tensors
+        scope = TensorFlowStep(session, batch, False)
+        return _whole_rows(gathering.rows_of_all(scope, scope.data), session)
     tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
     dense = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
-    tensors = [t[:samples] if i in dense else t for i, t in enumerate(tensors)]
+    counts = [tf.shape(tensors[i])[0] for i in dense]
+    # A worker without samples has a row that does not count.
+    is_empty = samples == 0
+    uneven = tf.reduce_any(
+        [tf.logical_and(count != samples, tf.logical_not(is_empty)) for count in counts]
+    )
+    sums = ops.allreduce(comm, tf.stack([samples, tf.cast(uneven, tf.int32)]))
+    share = Share.of(sums[0], comm.rank, comm.size)
+    for i, count in zip(dense, counts, strict=True):
+        tensors[i] = tensors[i][: tf.where(is_empty, 0, count)]
     return BatchRows(
-        batch.data, flat, tensors, dense, share, WorkerExchanges(session, share), is_share=True
+        batch.data,
+        flat,
+        tensors,
+        dense,
+        share,
+        WorkerExchanges(session, share),
+        is_share=True,
+        shares_are_even=sums[1] == 0,
     )
 
 

@@ -98,9 +98,7 @@ class _Noted:
                 continue
             self._gradients.append(tensor)
             known = index < len(variables)
-            self.names.append(
-                state.name_of(variables[index]) if known else f"gradient {index + 1}"
-            )
+            self.names.append(state.name_of(variables[index]) if known else f"gradient {index + 1}")
         if graph is not None and len(self._gradients):
             following = [*variables, *state.variables_of(optimizer)]
             self._following |= {id(getattr(each, "value", each)) for each in following}
