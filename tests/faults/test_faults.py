@@ -323,7 +323,7 @@ _NOT_FINITE = {
         "dense/kernel`, and of 1 more",
         "in the share of rank 1,",
     ),
-    "eagerly": ("Update 1 (batch 1 of epoch 1) was stopped", "in the share of rank 0,"),
+    "eagerly": ("Update 1 (batch 1 of epoch 1) was stopped",),
     "on_both": ("Update 1 (batch 1 of epoch 1) was stopped", "in the shares of ranks 0, 1,"),
     "rows": (
         "Update 2 (batch 2 of epoch 1) was stopped: the gradient of `",

@@ -185,19 +185,3 @@ def test_a_step_compiled_by_xla_on_one_worker(keras: str) -> None:
     name = "compiled_by_xla_after_all"
     framework = registry.FRAMEWORKS[keras]
     table.check(table.measure([name], [1], framework.env), name, framework)
-
-
-@pytest.fixture(scope="module")
-def partitioned_rows(request: pytest.FixtureRequest) -> table.Rows:
-    return table.measure(
-        registry.chosen(request, "test_partitioned_steps"),
-        [2],
-        flags=("--step", "partitioned"),
-        references=registry.chosen(request, *KERAS_3),
-    )
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(CURRENT, CURRENT[::24], CURRENT[::4]))
-def test_partitioned_steps(partitioned_rows: table.Rows, name: str) -> None:
-    table.check(partitioned_rows, name)

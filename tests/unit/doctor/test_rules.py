@@ -307,9 +307,19 @@ def found(
     return [finding for finding in diagnosis.findings(loaded) if finding.rule == rule]
 
 
+# On the other backends nothing is computed on a share by itself.
+OF_TORCH = {"not-split", "gathered", "share-statistics", "share-masks", "assigned-state"}
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_finds_its_line_and_leaves_a_near_script_alone(tmp_path: Path, name: str) -> None:
+def test_a_rule_finds_its_line_and_leaves_a_near_script_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     rule, wrong, right = CASES[name]
+    if rule in OF_TORCH:
+        monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+        assert not found(tmp_path, wrong, rule)
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
     findings = found(tmp_path, wrong, rule)
     faulty = [number for number, line in enumerate(wrong.splitlines(), 1) if "pass" not in line]
     assert faulty[-1] in {finding.line for finding in findings}, findings
@@ -319,13 +329,16 @@ def test_a_rule_finds_its_line_and_leaves_a_near_script_alone(tmp_path: Path, na
     assert not found(tmp_path, right, rule)
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words in the files of rules which look like names of them are all in the table."""
     table = {rule for rule, _, _ in CASES.values()}
     folder = resources.files("syrtos.doctor.rules")
     text = "".join(file.read_text() for file in folder.iterdir() if file.name.endswith(".py"))
     assert {word for word in table if f'"{word}"' not in text} == set()
-    told = {f.rule for case in CASES.values() for f in diagnosis.findings(_parsed(case[1]))}
+    told = set()
+    for backend in ("tensorflow", "torch"):
+        monkeypatch.setenv("KERAS_BACKEND", backend)
+        told |= {f.rule for case in CASES.values() for f in diagnosis.findings(_parsed(case[1]))}
     assert told == table
 
 
@@ -335,9 +348,8 @@ def _parsed(text: str) -> program.ScriptProgram:
     return program.ScriptProgram([parse(Path("train.py"), text)])
 
 
-def test_layers_of_shares_are_named_once_and_not_on_jax(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_of_shares_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
     layers = KERAS + 3 * "keras.layers.BatchNormalization()\n"
     (one,) = found(tmp_path, layers, "share-statistics")
     assert one.severity is Severity.NOTE
@@ -345,8 +357,6 @@ def test_layers_of_shares_are_named_once_and_not_on_jax(
     assert "--sync-batchnorm" in one.fix
     assert not found(tmp_path, layers, "share-statistics", workers=1)
     assert not found(tmp_path, layers, "share-statistics", batch="per-worker")
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    assert not found(tmp_path, layers, "share-statistics")
 
 
 def test_options_of_the_run_change_what_is_found(tmp_path: Path) -> None:

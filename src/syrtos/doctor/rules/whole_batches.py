@@ -1,7 +1,8 @@
-"""Rules about steps of which a part needs the whole batch.
+"""Rules about steps on torch of which a part needs the whole batch.
 
 The batch is gathered for that part, or no batch is split. In a run the first batch decides
-(`syrtos.keras.split.first_batch`); the text of a script shows the usual kinds.
+(`syrtos.keras.split.first_batch`); the text of a script shows the usual kinds. On TensorFlow and
+JAX a step is one program of the whole batch, of which no part is computed on a share by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MIXING = frozenset({"dice", "tversky", "circle"})
 
 def stateful_layers(program: ScriptProgram) -> Iterator[Finding]:
     """Finds layers that keep a state for each batch row, and models for batches of one size."""
-    if not _is_split(program):
+    if not _computes_shares(program):
         return
     for script, call in program.calls():
         if script.constant(argument(call, "stateful")) is True and _is_of_keras(script, call):
@@ -52,10 +53,7 @@ def stateful_layers(program: ScriptProgram) -> Iterator[Finding]:
 
 def layers_of_shares(program: ScriptProgram) -> Iterator[Finding]:
     """Finds the layers that compute something else from a worker's share than from the batch."""
-    if not _is_split(program) or program.workers < 2:
-        return
-    # A step of JAX is one program of the whole batch.
-    if machine_packages.chosen_backend(settings.environment())[0] == "jax":
+    if not _computes_shares(program) or program.workers < 2:
         return
     found: dict[str, list[tuple[Script, ast.Call]]] = {}
     for script, call in program.calls():
@@ -100,7 +98,7 @@ def _is_of_whole_batches(script: Script, call: ast.Call) -> bool:
 
 def mixing_losses(program: ScriptProgram) -> Iterator[Finding]:
     """Finds losses and metrics that mix a batch's rows, and the script's own functions that may."""
-    if not _is_split(program):
+    if not _computes_shares(program):
         return
     for script, call in program.calls():
         if method(call) != "compile":
@@ -117,7 +115,7 @@ def mixing_losses(program: ScriptProgram) -> Iterator[Finding]:
 
 def assigned_states(program: ScriptProgram) -> Iterator[Finding]:
     """Finds variables that a layer or `train_step` assigns: counts, moving averages, codebooks."""
-    if not _is_split(program):
+    if not _computes_shares(program):
         return
     for script, call in program.calls():
         function = script.function_around(call)
@@ -207,5 +205,6 @@ def _is_of_keras(script: Script, call: ast.Call) -> bool:
     return script.meaning(call.func).startswith("keras.")
 
 
-def _is_split(program: ScriptProgram) -> bool:
-    return not program.dialect and program.batch != "per-worker"
+def _computes_shares(program: ScriptProgram) -> bool:
+    on_torch = machine_packages.chosen_backend(settings.environment())[0] == "torch"
+    return on_torch and not program.dialect and program.batch != "per-worker"

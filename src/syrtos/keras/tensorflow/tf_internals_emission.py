@@ -6,7 +6,7 @@ They have been seen to work on TensorFlow 2.18 to 2.21.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -97,6 +97,45 @@ def independent_of(
         else:
             before.append(operation)
     return before, after
+
+
+def copy_operations(
+    graph: Any, operations: Sequence[tf.Operation], found: Mapping[Any, tf.Tensor]
+) -> list[tf.Tensor]:
+    """Adds copies of operations to the current graph, all at once.
+
+    Args:
+        graph: that of the operations.
+        operations: in topological order.
+        found: tensors of the current graph, by references of those in ``graph`` that operations
+            outside of ``operations`` make.
+
+    Returns:
+        The outputs of ``graph``.
+    """
+    current: Any = tf.compat.v1.get_default_graph()
+    names = {operation.name for operation in operations}
+    definition = graph.as_graph_def()
+    kept = [node for node in definition.node if node.name in names]
+    del definition.node[:]
+    inputs: dict[str, tf.Tensor] = {}
+    for operation in operations:
+        outside = (tensor for tensor in operation.inputs if tensor.op.name not in names)
+        inputs |= {tensor.name: current.capture(found[tensor.ref()]) for tensor in outside}
+    for node in kept:
+        # The others have run: this graph is a part of the one in which they are.
+        own = [name for name in node.input if name[0] != "^" or name[1:] in names]
+        del node.input[:]
+        node.input.extend(own)
+        definition.node.append(node)
+    made = [output.name for output in graph.outputs if output.op.name in names]
+    copied = iter(
+        tf.graph_util.import_graph_def(definition, input_map=inputs, return_elements=made, name="")
+        or ()
+    )
+    return [
+        next(copied) if output.op.name in names else found[output.ref()] for output in graph.outputs
+    ]
 
 
 def graph_of_function(operation: tf.Operation, attribute: str) -> Any:

@@ -179,6 +179,10 @@ class GraphRun:
         made._made = dict.fromkeys(self._made)
         return made
 
+    def tensors(self) -> dict[Any, tf.Tensor]:
+        """Returns this worker's tensors of what was emitted, by the references of the graph's own."""
+        return {reference: value.tensor for reference, value in self._found.items()}
+
     def emit_all(self) -> None:
         """Emits the whole graph."""
         self.emit(list(tf_internals_emission.in_topological_order(self._graph)))

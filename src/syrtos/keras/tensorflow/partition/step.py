@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow.types import BatchStep
 
 
+_FEW_ROWS = "its batch has fewer rows than there are workers"
 _NO_ROWS = (
     "its batches have no dense tensors with a row for each worker (ragged and sparse tensors are"
     " not partitioned)"
@@ -72,7 +73,8 @@ class PartitionedStep:
         """Computes a step on a batch; every worker gets the outputs of the whole batch."""
         rows = self.rows_of(batch)
         if why := why_whole(rows, tf.executing_eagerly()):
-            self._tell(why)
+            if why != _FEW_ROWS:  # as the last batch of many an epoch
+                self._tell(why)
             self._note(rows)
             return self._compute_whole(rows)
         return self.emit(self.trace(rows), rows)
@@ -127,18 +129,20 @@ class PartitionedStep:
         first = GraphRun(partitioner, graph, [*[Value(t) for t in rows.tensors], *captured])
         first.emit(before)
 
-        def emit(values: Callable[[], Sequence[Value]]) -> list[tf.Tensor]:
+        def split() -> list[tf.Tensor]:
             child = partitioner.child()
-            run = first.within(child, list(zip(of_batch, values(), strict=True)))
+            run = first.within(child, list(zip(of_batch, rows.split(), strict=True)))
             run.emit(after)
-            return child.wholes(run.outputs())
+            return child.wholes(run.outputs()) or [tf.constant(0)]
+
+        def whole() -> list[tf.Tensor]:
+            given = zip(of_batch, rows.whole_tensors(), strict=True)
+            found = first.tensors() | {tensor.ref(): whole for tensor, whole in given}
+            waiting = [op for op in after if op.type != "Placeholder"]
+            return tf_internals_emission.copy_operations(graph, waiting, found) or [tf.constant(0)]
 
         self._note(rows)
-        made = tf.cond(
-            rows.can_be_split(),
-            lambda: emit(rows.split) or [tf.constant(0)],
-            lambda: emit(rows.whole_values) or [tf.constant(0)],
-        )
+        made = tf.cond(rows.can_be_split(), split, whole)
         made = made if isinstance(made, list | tuple) else [made]
         for tensor, like in zip(made, graph.outputs, strict=False):
             tensor.set_shape(like.shape)
@@ -201,7 +205,10 @@ def why_whole(rows: BatchRows, eagerly: bool) -> str:
     """Returns why every worker computes a whole batch; empty where a step on it is partitioned."""
     if eagerly:
         return "it runs eagerly"
-    return "" if rows.dense else _NO_ROWS
+    if rows.dense:
+        return ""
+    is_ranked = any(tensor.shape.rank for tensor in rows.tensors)
+    return _FEW_ROWS if rows.share.is_static and is_ranked else _NO_ROWS
 
 
 @dataclasses.dataclass
@@ -270,10 +277,6 @@ class BatchRows:
             mine.set_shape([count, *tensor.shape[1:]])
             values.append(Value(mine, RowPlacement(0), gathered=None if self.is_share else tensor))
         return values
-
-    def whole_values(self) -> list[Value]:
-        """Returns the whole batch."""
-        return [Value(tensor) for tensor in self.whole_tensors()]
 
     def whole(self) -> Any:
         """Returns the whole batch in its structure."""
