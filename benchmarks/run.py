@@ -103,6 +103,12 @@ def step_rounds(rounds: int) -> list[Line]:
     return lines
 
 
+def partition_rounds(rounds: int) -> list[Line]:
+    """Steps of several kinds of models on TensorFlow, as partitioned programs."""
+    models = ("mlp", "cnn", "lstm", "transformer")
+    return [own_step("tensorflow", model) for _ in range(rounds) for model in models]
+
+
 def own_step(backend: str, model: str) -> Line:
     """A step that exchanges, against the same two workers not exchanging."""
     line = own(2, "step", "--repeats", "10", "--model", model, backend=backend)
@@ -258,6 +264,7 @@ def whole_rounds(rounds: int) -> list[Line]:
 WORKS: dict[str, Callable[[int], list[Line]]] = {
     "reduce": reduce_rounds,
     "step": step_rounds,
+    "partition": partition_rounds,
     "dialects": dialect_rounds,
     "data": data_rounds,
     "jobs": job_rounds,

@@ -55,8 +55,6 @@ class SplitPlan:
             was.
         left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``,
             where all of them would have cost too much; empty elsewhere.
-        unproven: what `UnprovenStepError` said while the step was traced; autograph may raise it as
-            another error.
         known_variables: ids of variables of which no comparison is needed: of metrics, and of
             Keras's own layers.
         compared_variables: ids of variables whose change was compared.
@@ -78,7 +76,6 @@ class SplitPlan:
     was_compared: bool = False
     compared_all_rows: bool = False
     left_out: str = ""
-    unproven: str = ""
     known_variables: set[int] = dataclasses.field(default_factory=set)
     compared_variables: set[int] = dataclasses.field(default_factory=set)
     batch_draws: frozenset[tuple[int, ...]] = frozenset()
@@ -184,7 +181,3 @@ class SplitPlan:
         """Returns whether both split steps alike."""
         same = self.reason_not_split == other.reason_not_split and self.gradients == other.gradients
         return same and self.variables == other.variables and self.logs == other.logs
-
-
-class UnprovenStepError(Exception):
-    """A traced step does something that no comparison has shown to be right on a share."""

@@ -392,7 +392,7 @@ def in_own_row(value: Array, rank: int, size: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class GradientNotes:
-    """What becomes of the gradients that optimizers are given.
+    """A function that is given the gradients of optimizers.
 
     Attributes:
         note: takes the optimizer, its gradients (None for a variable without one), and the

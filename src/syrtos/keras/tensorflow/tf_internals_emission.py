@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import tensorflow as tf
 from tensorflow.python.framework import func_graph
@@ -18,6 +18,26 @@ from syrtos.keras.tensorflow import tf_internals_graphs
 _CALLS_OF_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 # Attributes that say where, and in what shapes, an operation stood in its own graph.
 _OF_ITS_GRAPH = frozenset({"_output_shapes", "_class"})
+
+
+class TracedGraph(Protocol):
+    """TensorFlow's graph of a function."""
+
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+
+    @property
+    def captures(self) -> Sequence[tuple[tf.Tensor, tf.Tensor]]:
+        """The tensors of outside, each with the input that stands for it."""
+        ...
+
+    def get_operations(self) -> list[tf.Operation]: ...
+
+    def as_graph_def(self) -> Any: ...
+
+    def capture(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of outside as one of this graph."""
+        ...
 
 
 def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -63,7 +83,7 @@ def _add_functions(graph: Any, source: Any, attributes: dict[str, Any]) -> None:
                 graph._add_function_recursive(source._get_function(name))
 
 
-def in_topological_order(graph: Any) -> Iterator[tf.Operation]:
+def in_topological_order(graph: TracedGraph) -> Iterator[tf.Operation]:
     """Yields a graph's operations, each after those whose results, or whose end, it waits for."""
     # They are not in this order: `tf.while_loop` adds inputs to the loop of the forward pass later.
     done: set[tf.Operation] = set()
@@ -83,7 +103,7 @@ def in_topological_order(graph: Any) -> Iterator[tf.Operation]:
 
 
 def independent_of(
-    graph: Any, tensors: Sequence[tf.Tensor]
+    graph: TracedGraph, tensors: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
     """Returns a graph's operations in topological order: those that do not wait for tensors, and the rest."""
     waiting = {tensor.op for tensor in tensors}
@@ -100,7 +120,7 @@ def independent_of(
 
 
 def copy_operations(
-    graph: Any, operations: Sequence[tf.Operation], found: Mapping[Any, tf.Tensor]
+    graph: TracedGraph, operations: Sequence[tf.Operation], found: Mapping[Any, tf.Tensor]
 ) -> list[tf.Tensor]:
     """Adds copies of operations to the current graph, all at once.
 
@@ -113,7 +133,7 @@ def copy_operations(
     Returns:
         The outputs of ``graph``.
     """
-    current: Any = tf.compat.v1.get_default_graph()
+    current = cast("TracedGraph", tf.compat.v1.get_default_graph())
     names = {operation.name for operation in operations}
     definition = graph.as_graph_def()
     kept = [node for node in definition.node if node.name in names]
@@ -138,7 +158,7 @@ def copy_operations(
     ]
 
 
-def graph_of_function(operation: tf.Operation, attribute: str) -> Any:
+def graph_of_function(operation: tf.Operation, attribute: str) -> TracedGraph | None:
     """Returns the graph of the function that an operation's attribute names; None if unknown."""
     graph: Any = operation.graph
     function = graph._get_function(operation.get_attr(attribute).name)
@@ -151,7 +171,7 @@ def is_compiled_call(operation: tf.Operation) -> bool:
     return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
 
 
-def graphs_of_functions(operation: tf.Operation, attribute: str) -> list[Any]:
+def graphs_of_functions(operation: tf.Operation, attribute: str) -> list[TracedGraph | None]:
     """Returns the graphs of the functions that an operation's list attribute names."""
     graph: Any = operation.graph
     found = (graph._get_function(f.name) for f in operation.get_attr(attribute))
@@ -159,11 +179,11 @@ def graphs_of_functions(operation: tf.Operation, attribute: str) -> list[Any]:
 
 
 @contextlib.contextmanager
-def scratch_graph() -> Iterator[Any]:
+def scratch_graph() -> Iterator[TracedGraph]:
     """Context manager: operations are added to a graph that nobody keeps."""
     graph = func_graph.FuncGraph("syrtos_scratch")
     with graph.as_default():
-        yield graph
+        yield cast("TracedGraph", graph)
 
 
 def placeholder_like(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

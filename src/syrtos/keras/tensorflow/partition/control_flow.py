@@ -18,6 +18,7 @@ from syrtos.keras.tensorflow.partition.values import (
     RowPlacement,
     Value,
 )
+from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 
 if TYPE_CHECKING:
     from syrtos.keras.tensorflow.partition.partitioner import Partitioner
@@ -30,12 +31,14 @@ def _branch(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list
     graphs = [
         tf_internals_emission.graph_of_function(op, name) for name in ("then_branch", "else_branch")
     ]
-    return None if None in graphs else _branches(emitter, values, graphs, _by_condition)
+    known = [graph for graph in graphs if graph is not None]
+    return _branches(emitter, values, known, _by_condition) if known == graphs else None
 
 
 def _case(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     graphs = tf_internals_emission.graphs_of_functions(op, "branches")
-    return None if None in graphs else _branches(emitter, values, graphs, tf.switch_case)
+    known = [graph for graph in graphs if graph is not None]
+    return _branches(emitter, values, known, tf.switch_case) if known == graphs else None
 
 
 def _by_condition(which: tf.Tensor, branches: Sequence[Callable[[], Any]]) -> Any:
@@ -44,14 +47,17 @@ def _by_condition(which: tf.Tensor, branches: Sequence[Callable[[], Any]]) -> An
 
 
 def _branches(
-    emitter: Partitioner, values: list[Value], graphs: Sequence[Any], choose: Callable[..., Any]
+    emitter: Partitioner,
+    values: list[Value],
+    graphs: Sequence[TracedGraph],
+    choose: Callable[..., Any],
 ) -> list[Value]:
     which = emitter.whole(values[0])
     inputs = emitter.reduce_partial(values[1:])
     found = [_trial_placements(emitter, graph, inputs) for graph in graphs]
     placements = [_joined_branches(same) for same in zip(*found, strict=True)]
 
-    def emit_branch(graph: Any) -> list[tf.Tensor]:
+    def emit_branch(graph: TracedGraph) -> list[tf.Tensor]:
         child = emitter.child()
         outputs = child.run_graph(graph, [_anew(value) for value in inputs])
         return [child.at(v, p) for v, p in zip(outputs, placements, strict=True)] or [
@@ -71,7 +77,9 @@ def _joined_branches(found: Sequence[Placement]) -> Placement:
     return REPLICATED
 
 
-def _trial_placements(emitter: Partitioner, graph: Any, inputs: Sequence[Value]) -> list[Placement]:
+def _trial_placements(
+    emitter: Partitioner, graph: TracedGraph, inputs: Sequence[Value]
+) -> list[Placement]:
     """Returns the placements of a graph's outputs, by emitting it where nothing is kept."""
     with tf_internals_emission.scratch_graph():
         child = emitter.child(Report())
@@ -98,7 +106,7 @@ class _Loop:
     """A loop whose variables have placements that its body keeps."""
 
     def __init__(
-        self, emitter: Partitioner, body: Any, condition: Any, inputs: list[Value]
+        self, emitter: Partitioner, body: TracedGraph, condition: TracedGraph, inputs: list[Value]
     ) -> None:
         self._emitter = emitter
         self._body = body

@@ -20,7 +20,7 @@ from syrtos.keras.tensorflow.partition.rules.registry import types
 from syrtos.keras.tensorflow.partition.rules.shapes import follow_sizes
 from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import Partial, Value
-from syrtos.keras.tensorflow.tf_internals_emission import is_compiled_call
+from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph, is_compiled_call
 
 # Their rules hold also where every worker has all inputs: they make sizes known, or rows.
 _ALWAYS = frozenset(
@@ -79,7 +79,7 @@ class Partitioner(Emitter):
         made.defers_sums = self.defers_sums
         return made
 
-    def run_graph(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+    def run_graph(self, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:
         """Emits a graph's operations into the current graph; returns its outputs.
 
         Args:
@@ -162,7 +162,9 @@ class GraphRun:
     of them has.
     """
 
-    def __init__(self, partitioner: Partitioner, graph: Any, inputs: Sequence[Value]) -> None:
+    def __init__(
+        self, partitioner: Partitioner, graph: TracedGraph, inputs: Sequence[Value]
+    ) -> None:
         self._partitioner = partitioner
         self._graph = graph
         self._found = {

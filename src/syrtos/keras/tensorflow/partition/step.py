@@ -30,6 +30,7 @@ from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.tensorflow.step import TensorFlowStep, ready_at
+from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 from syrtos.keras.trainer.timing import StepClock
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class PartitionedStep:
         self._session = session
         self._training = training
         # Functions of Python that operations call live as long as the graph that names them.
-        self._traced: list[Program] = []
+        self._traced: list[TracedStep] = []
 
     def __call__(self, batch: Numbered | TensorShare) -> object:
         """Computes a step on a batch; every worker gets the outputs of the whole batch."""
@@ -89,7 +90,7 @@ class PartitionedStep:
         with as_one_process():
             return self.step(rows.whole())
 
-    def emit(self, program: Program, rows: BatchRows) -> object:
+    def emit(self, program: TracedStep, rows: BatchRows) -> object:
         """Emits a program of the whole batch for this worker's rows.
 
         Args:
@@ -119,7 +120,7 @@ class PartitionedStep:
         return _with_tensors(structure, flat, outputs)
 
     def _emit_by_batch(
-        self, partitioner: Partitioner, graph: Any, rows: BatchRows, captured: list[Value]
+        self, partitioner: Partitioner, graph: TracedGraph, rows: BatchRows, captured: list[Value]
     ) -> list[tf.Tensor]:
         """Emits a program that computes batches of too few, or of unequal, rows whole."""
         of_batch = graph.inputs[: len(rows.specs())]
@@ -148,7 +149,7 @@ class PartitionedStep:
             tensor.set_shape(like.shape)
         return list(made)[: len(graph.outputs)]
 
-    def trace(self, rows: BatchRows) -> Program:
+    def trace(self, rows: BatchRows) -> TracedStep:
         """Returns the step's program of the whole batch."""
         found: dict[Any, object] = {}
 
@@ -166,7 +167,7 @@ class PartitionedStep:
                 return self.step(rows.pack(tensors))
 
         function = tf.function(compute, autograph=False)
-        return Program(function.get_concrete_function(*rows.specs()), found)
+        return TracedStep(function.get_concrete_function(*rows.specs()), found)
 
     def _note(self, rows: BatchRows) -> None:
         """Counts the samples of a step, and the time for which it waited for its data."""
@@ -188,7 +189,7 @@ class PartitionedStep:
 
 
 @dataclasses.dataclass
-class Program:
+class TracedStep:
     """A step on a whole batch, as it was traced.
 
     Attributes:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class _Outcome:
-    """What a step has computed: its outputs, the gradients, and its variables after it."""
+    """The outputs of a step, its gradients, and its variables after it."""
 
     outputs: object
     gradients: Sequence[tf.Tensor]
