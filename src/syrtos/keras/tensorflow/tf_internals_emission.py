@@ -147,6 +147,8 @@ def copy_operations(
         own = [name for name in node.input if name[0] != "^" or name[1:] in names]
         del node.input[:]
         node.input.extend(own)
+        for name in _OF_ITS_GRAPH & set(node.attr):
+            del node.attr[name]
         definition.node.append(node)
     made = [output.name for output in graph.outputs if output.op.name in names]
     copied = iter(

@@ -163,11 +163,14 @@ class PartitionedStep:
 
         def compute(*tensors: tf.Tensor) -> object:
             found.clear()  # a function that makes variables is traced twice
-            with as_one_process(), trial_step.noting_gradients(note, updates=True):
+            with trial_step.noting_gradients(note, updates=True):
                 return self.step(rows.pack(tensors))
 
         function = tf.function(compute, autograph=False)
-        return TracedStep(function.get_concrete_function(*rows.specs()), found)
+        # The variables that a first step makes are given their values here too.
+        with as_one_process():
+            concrete = function.get_concrete_function(*rows.specs())
+        return TracedStep(concrete, found)
 
     def _note(self, rows: BatchRows) -> None:
         """Counts the samples of a step, and the time for which it waited for its data."""
@@ -224,8 +227,8 @@ class BatchRows:
         share: this worker's rows.
         exchanges: the other workers.
         is_share: whether ``tensors`` are this worker's rows alone.
-        shares_are_even: Boolean scalar, in a share: whether its tensors have equally many rows, on
-            all workers.
+        shares_can_be_split: Boolean scalar, in a share: whether all workers have rows, of which their
+            tensors have equally many.
     """
 
     structure: Any
@@ -235,7 +238,7 @@ class BatchRows:
     share: Share
     exchanges: Exchanges
     is_share: bool = False
-    shares_are_even: Any = True
+    shares_can_be_split: Any = True
 
     @property
     def is_always_split(self) -> bool:
@@ -247,7 +250,7 @@ class BatchRows:
         # In a batch of one row a size of 1 may be the rows, or be broadcast.
         conditions = [self.share.total >= self.exchanges.size]
         if self.is_share:
-            conditions.append(self.shares_are_even)
+            conditions.append(self.shares_can_be_split)
         else:
             conditions += [tf.shape(self.tensors[i])[0] == self.share.total for i in self.dense[1:]]
         return tf.reduce_all(tf.stack(conditions))
@@ -345,8 +348,12 @@ def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
     uneven = tf.reduce_any(
         [tf.logical_and(count != samples, tf.logical_not(is_empty)) for count in counts]
     )
-    sums = ops.allreduce(comm, tf.stack([samples, tf.cast(uneven, tf.int32)]))
-    share = Share.of(sums[0], comm.rank, comm.size)
+    # A pipeline may give the workers any numbers of rows, e.g. where records are left out.
+    mine = tf.stack([samples, tf.cast(uneven, tf.int32)])
+    everyone = tf.ensure_shape(ops.allgather(comm, mine[tf.newaxis]), [comm.size, 2])
+    before = tf.reduce_sum(everyone[: comm.rank, 0])
+    share = Share(before, before + samples, tf.reduce_sum(everyone[:, 0]))
+    can_be_split = (everyone[:, 0] > 0) & (everyone[:, 1] == 0)
     for i, count in zip(dense, counts, strict=True):
         tensors[i] = tensors[i][: tf.where(is_empty, 0, count)]
     return BatchRows(
@@ -357,7 +364,7 @@ def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
         share,
         WorkerExchanges(session, share),
         is_share=True,
-        shares_are_even=sums[1] == 0,
+        shares_can_be_split=tf.reduce_all(can_be_split),
     )
 
 
