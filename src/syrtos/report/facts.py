@@ -175,10 +175,10 @@ def _split(run: RunRecord) -> str:
 
     The text is empty if there is nothing to say.
     """
-    if whole := run.facts.get("computed_whole"):
-        return f"Each worker computes on gathered rows of whole batches: {whole}."
     if why := run.facts.get("not_split"):
         return f"Not split: {why}. The whole batch is computed as by one process."
+    if whole := run.facts.get("computed_whole"):
+        return f"Each worker computes on gathered rows of whole batches: {whole}."
     difference = run.facts.get("first_batch")
     aside = ", BatchNormalization aside," * ("own_statistics" in run.facts)
     return (

@@ -89,6 +89,7 @@ class NonFinite(Feature):
     def batch_begins(self, fit: Fit) -> None:
         """Notes the batches that the call of the training function begins to train on."""
         first, left_out = fit.batch + 1, _left_out()
+        left_out.terms_are_finite = None  # noted of an update that its optimizer has left out
         several = f"batches {first} to {fit.batch + fit.call_steps}"
         batches = f"batch {first}" if fit.call_steps == 1 else several
         left_out.batch, left_out.records = f" ({batches} of epoch {fit.epoch + 1})", fit.records

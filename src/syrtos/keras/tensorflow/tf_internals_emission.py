@@ -40,13 +40,18 @@ class TracedGraph(Protocol):
         ...
 
 
-def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
     """Adds a copy of an operation, with other inputs, to the current graph.
 
     Calls of Python may be exchanges: like those they run in the order in which they are added.
     """
+    with tf.device(operation.device) if operation.device else contextlib.nullcontext():
+        return _emit(operation, inputs)
+
+
+def _emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
     if operation.type not in _CALLS_OF_PYTHON:
-        return list(_copy(operation, inputs).outputs)
+        return _copy(operation, inputs)
     with (
         tf_internals_graphs.after_pending_control_flow(),
         tf.control_dependencies([token := tf_internals_graphs.last_token()]),
@@ -54,7 +59,7 @@ def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor
         made = _copy(operation, inputs)
     with tf.control_dependencies([made]):
         tf_internals_graphs.set_last_token(tf.identity(token))
-    return list(made.outputs)
+    return made
 
 
 def _copy(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
@@ -84,10 +89,16 @@ def _add_functions(graph: Any, source: Any, attributes: dict[str, Any]) -> None:
 
 
 def in_topological_order(graph: TracedGraph) -> Iterator[tf.Operation]:
-    """Yields a graph's operations, each after those whose results, or whose end, it waits for."""
+    """Yields operations, each after those whose results, or whose end, it waits for.
+
+    Operations that neither an output nor an operation with an effect needs are left out.
+    """
     # They are not in this order: `tf.while_loop` adds inputs to the loop of the forward pass later.
     done: set[tf.Operation] = set()
+    outputs = {tensor.op for tensor in graph.outputs}
     for root in graph.get_operations():
+        if root not in outputs and not root.op_def.is_stateful and root.type != "Placeholder":
+            continue
         stack = [(root, False)]
         while stack:
             operation, is_ready = stack.pop()

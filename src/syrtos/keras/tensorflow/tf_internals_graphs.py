@@ -17,7 +17,7 @@ _SEEN = "_syrtos_seen"
 # not.
 _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 # Ops whose bodies may hold exchanges.
-_CONTROL_FLOW = ("If", "While", "StatefulPartitionedCall")
+_CONTROL_FLOW = ("If", "Case", "While", "StatefulPartitionedCall")
 # The functions that an operation calls, by its attributes (see `graph_of_call`), and the number of
 # its inputs that are no arguments of theirs.
 CALLS: dict[str, tuple[tuple[str, ...], int]] = {

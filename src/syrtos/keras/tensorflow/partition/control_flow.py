@@ -99,11 +99,16 @@ def _loop(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[V
     inputs = emitter.reduce_partial(values)
     loop = _Loop(emitter, body, condition, inputs)
     loop.place()
-    return loop.emit(op.get_attr("parallel_iterations"))
+    # Exchanges have the same order on all workers: those of two iterations can't be made at once.
+    return loop.emit(1 if loop.exchanges else op.get_attr("parallel_iterations"))
 
 
 class _Loop:
-    """A loop whose variables have placements that its body keeps."""
+    """A loop whose variables have placements that its body keeps.
+
+    Attributes:
+        exchanges: whether its body exchanges something, or calls Python, as far as `place` has seen.
+    """
 
     def __init__(
         self, emitter: Partitioner, body: TracedGraph, condition: TracedGraph, inputs: list[Value]
@@ -112,6 +117,7 @@ class _Loop:
         self._body = body
         self._condition = condition
         self._inputs = inputs
+        self.exchanges = False
         # What the body gives back as it got it is no variable: it is used from outside.
         pairs = zip(body.inputs, body.outputs, strict=True)
         self._changing = [i for i, (got, given) in enumerate(pairs) if got is not given]
@@ -159,8 +165,11 @@ class _Loop:
                 tf_internals_emission.placeholder_like(self._inputs[i].tensor, self._shape(i))
                 for i in self._changing
             ]
-            child = self._child(Report())
+            report = Report()
+            child = self._child(report)
             outputs = child.run_graph(self._body, self._values(now))
+            made = [child.at(outputs[i], self._placements[i]) for i in self._changing]
+            self.exchanges |= bool(made) and report.exchanges
             return {i: outputs[i] for i in self._changing}
 
     def _child(self, report: Report | None = None) -> Partitioner:

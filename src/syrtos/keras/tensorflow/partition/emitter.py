@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition import tensor_lists
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges
@@ -39,6 +40,8 @@ class Emitter:
         self.share = share
         self.exchanges = exchanges
         self.report = report
+        # The operation that was added last.
+        self.made: tf.Operation | None = None
         # Whether sums of partial and of whole values stay partial: in a loop, which would reduce
         # them in each of its steps.
         self.defers_sums = False
@@ -49,7 +52,8 @@ class Emitter:
 
     def emit(self, operation: tf.Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds a copy of an operation to the current graph."""
-        return tf_internals_emission.emit(operation, tensors)
+        self.made = tf_internals_emission.emit(operation, tensors)
+        return list(self.made.outputs)
 
     def emit_as(
         self, operation: tf.Operation, values: Sequence[Value], placement: RowPlacement | Partial
@@ -123,8 +127,12 @@ class Emitter:
         if isinstance(placement, RowPlacement):
             return self.at_rows(value, placement)
         whole = self.whole(value)
+        # Of a maximum, or a minimum, each worker may have the whole.
         if isinstance(placement, Partial) and self.exchanges.rank:
-            return tf.zeros_like(whole)
+            if placement.op is ReduceOp.SUM:
+                return tf.zeros_like(whole)
+            if placement.op is ReduceOp.PRODUCT:
+                return tf.ones_like(whole)
         return whole
 
     # -- sizes ---------------------------------------------------------------------------------

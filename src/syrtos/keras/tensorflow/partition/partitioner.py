@@ -24,7 +24,20 @@ from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph, is_compil
 
 # Their rules hold also where every worker has all inputs: they make sizes known, or rows.
 _ALWAYS = frozenset(
-    ("BroadcastGradientArgs", "Fill", "Range", "Shape", "ShapeN", "Size", *DRAWS, *MAKING)
+    (
+        *(
+            "BroadcastGradientArgs",
+            "BroadcastTo",
+            "Fill",
+            "Range",
+            "Shape",
+            "ShapeN",
+            "Size",
+            "Tile",
+        ),
+        *DRAWS,
+        *MAKING,
+    )
 )
 # Partial sums pass these as they are.
 _PASSING = KEEPING_SUMS | {
@@ -170,7 +183,8 @@ class GraphRun:
         self._found = {
             tensor.ref(): value for tensor, value in zip(graph.inputs, inputs, strict=False)
         }
-        self._made: dict[tf.Operation, tf.Operation | None] = {}
+        # What stands for an operation where others wait for its end.
+        self._made: dict[tf.Operation, list[tf.Operation]] = {}
 
     def within(
         self, partitioner: Partitioner, inputs: Sequence[tuple[tf.Tensor, Value]]
@@ -178,7 +192,8 @@ class GraphRun:
         """Returns a run that goes on in a graph inside of this one, with other values of inputs."""
         made = GraphRun(partitioner, self._graph, [])
         made._found = {**self._found, **{tensor.ref(): v for tensor, v in inputs}}
-        made._made = dict.fromkeys(self._made)
+        # The part that is emitted already runs before that graph.
+        made._made = {op: [] for op in self._made}
         return made
 
     def tensors(self) -> dict[Any, tf.Tensor]:
@@ -214,11 +229,10 @@ class GraphRun:
         return [self._found[tensor.ref()] for tensor in op.inputs]
 
     def _skip(self, op: tf.Operation) -> bool:
-        # What an operation without results waits for, its followers wait for by themselves.
-        skipped = op.type in ("Placeholder", "NoOp")
-        if skipped:
-            self._made[op] = None
-        return skipped
+        if op.type == "Placeholder":
+            self._made[op] = []
+        # What a group waits for, its followers wait for by themselves: see `_before`.
+        return op.type in ("Placeholder", "NoOp")
 
     def _needs_reduction(self, op: tf.Operation) -> bool:
         values = self._values(op)
@@ -227,22 +241,39 @@ class GraphRun:
         )
 
     def _run(self, op: tf.Operation) -> None:
-        before = [] if any(t.dtype == tf.resource for t in op.inputs) else op.control_inputs
-        with tf.control_dependencies([m for o in before if (m := self._made.get(o)) is not None]):
+        # Graphs of functions order what uses one resource by themselves, as it is added.
+        waits = [o for o in _control_inputs(op) if not (_uses_resource(op) and _uses_resource(o))]
+        with tf.control_dependencies([made for o in waits for made in self._made.get(o, ())]):
+            self._partitioner.made = None
             results = self._partitioner.run(op, self._values(op))
         for tensor, value in zip(op.outputs, results, strict=True):
             self._found[tensor.ref()] = value
-        self._made[op] = results[0].tensor.op if results else None
+        last = self._partitioner.made
+        self._made[op] = [value.tensor.op for value in results[:1]] or ([last] if last else [])
 
 
 def _is_only_read(tensor: tf.Tensor) -> bool:
     """Returns whether all that takes a tensor computes new memory from it."""
     is_output = any(tensor is output for output in getattr(tensor.graph, "outputs", ()))
-    return not is_output and all(consumer.type in _READING for consumer in tensor.consumers())
+    return not is_output and all(
+        consumer.type in _READING or is_compiled_call(consumer) for consumer in tensor.consumers()
+    )
 
 
 def _before(op: tf.Operation) -> list[tf.Operation]:
-    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return [*(tensor.op for tensor in op.inputs), *_control_inputs(op)]
+
+
+def _control_inputs(op: tf.Operation) -> list[tf.Operation]:
+    """Returns the operations for whose end one waits, those of groups in the place of these."""
+    found: list[tf.Operation] = []
+    for other in op.control_inputs:
+        found += _control_inputs(other) if other.type == "NoOp" else [other]
+    return found
+
+
+def _uses_resource(op: tf.Operation) -> bool:
+    return any(tensor.dtype == tf.resource for tensor in op.inputs)
 
 
 def keeps_partial(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> bool:

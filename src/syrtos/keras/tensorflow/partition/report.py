@@ -31,6 +31,11 @@ class Report:
     whole: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     split: int = 0
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether the program has exchanges."""
+        return bool(self.reductions or self.gathers)
+
     def note_whole(self, operation: tf.Operation) -> None:
         """Notes an operation on rows that every worker computes whole."""
         frames = [(frame.filename, frame.lineno) for frame in reversed(operation.traceback or ())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from syrtos.comm.arrays import share_of
@@ -49,9 +50,10 @@ class Share:
         """Returns how many entries a row has in a dimension of ``size``; None: it is not made of rows."""
         if isinstance(size, RowCount):
             return size.each
-        if size is None or not self.is_static or size == 0:
+        # Limits of ranges may be no whole numbers.
+        if not isinstance(size, int | np.integer) or not self.is_static or size == 0:
             return None
-        return size // self.total if size % self.total == 0 else None
+        return int(size) // self.total if size % self.total == 0 else None
 
     def tensor_of(self, size: Size, dtype: tf.DType) -> tf.Tensor:
         """Returns a known size as a scalar."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _FEW_ROWS = "its batch has fewer rows than there are workers"
 _NO_ROWS = (
-    "its batches have no dense tensors with a row for each worker (ragged and sparse tensors are"
-    " not partitioned)"
+    "its batches have no dense tensors with a row for each worker (ragged and sparse tensors, and"
+    " tensors of unknown rank, are not partitioned)"
 )
 
 
@@ -154,12 +154,9 @@ class PartitionedStep:
         found: dict[Any, object] = {}
 
         def note(_: object, gradients: Sequence[Any], variables: Sequence[Variable]) -> None:
-            held = state.held_objects(variables)
-            found.update(
-                (gradient.ref(), variable)
-                for gradient, variable in zip(gradients, held, strict=False)
-                if isinstance(gradient, tf.Tensor)
-            )
+            for gradient, variable in zip(gradients, state.held_objects(variables), strict=False):
+                if isinstance(gradient, tf.Tensor):
+                    found.update(dict.fromkeys(_terms_of(gradient), variable))
 
         def compute(*tensors: tf.Tensor) -> object:
             found.clear()  # a function that makes variables is traced twice
@@ -203,6 +200,19 @@ class TracedStep:
 
     concrete: Any
     gradients: Mapping[Any, object]
+
+
+# A gradient that a script has clipped or scaled, or to which a penalty of weights was added.
+_SCALING = ("AddN", "AddV2", "Cast", "Identity", "Mul", "RealDiv", "DivNoNan")
+
+
+def _terms_of(gradient: tf.Tensor) -> Iterator[Any]:
+    """Yields the references of the tensors of which a gradient is made, as the tape gave them."""
+    alike = [t for t in gradient.op.inputs if t.shape == gradient.shape]
+    if gradient.op.type not in _SCALING or not alike:
+        yield gradient.ref()
+    for tensor in alike if gradient.op.type in _SCALING else ():
+        yield from _terms_of(tensor)
 
 
 def why_whole(rows: BatchRows, eagerly: bool) -> str:
@@ -337,7 +347,8 @@ def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
     comm = session.comm
     samples = tf.cast(batch.samples, tf.int32)
     flat = tf.nest.flatten(batch.data, expand_composites=True)
-    if len(flat) != len(tf.nest.flatten(batch.data)):  # ragged or sparse tensors
+    are_plain = all(leaf.shape.rank is not None for leaf in flat if tf.is_tensor(leaf))
+    if len(flat) != len(tf.nest.flatten(batch.data)) or not are_plain:  # ragged or sparse tensors
         scope = TensorFlowStep(session, batch, False)
         return _whole_rows(gathering.rows_of_all(scope, scope.data), session)
     tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]

@@ -76,7 +76,14 @@ class _Noted:
 
         def compute(batch: object) -> object:
             self.names, self._gradients = [], []
-            with trial_step.noting_gradients(self._note, updates=True):
+            outer = trial_step.noting()
+
+            def note(*given: Any) -> None:
+                if outer is not None:
+                    outer.note(*given)
+                self._note(*given)
+
+            with trial_step.noting_gradients(note, updates=True):
                 outputs = step(batch)
             return outputs, self._gradients
 

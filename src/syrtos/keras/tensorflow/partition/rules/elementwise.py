@@ -107,7 +107,8 @@ def is_linear(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> bo
     if op.type in _SUMS:
         return all(partial) or (emitter.defers_sums and not any(v.rows for v in values))
     if op.type in _QUOTIENTS:
-        return partial[0] and values[1].is_replicated
+        # Of whole numbers `Div` takes the floor.
+        return partial[0] and values[1].is_replicated and not op.inputs[0].dtype.is_integer
     if op.type in _PRODUCTS:
         return sum(partial) == 1 and all(v.is_partial or v.is_replicated for v in values)
     return op.type in _LINEAR

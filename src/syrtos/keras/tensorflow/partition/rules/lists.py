@@ -37,7 +37,7 @@ def from_tensor(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list
     if value.rows is None or value.rows.dim == 0:
         return None
     shape = tf.constant(
-        [-1 if n is None else n for n in value.tensor.shape.as_list()[1:]], tf.int32
+        [-1 if n is None else n for n in value.tensor.shape.as_list()[1:]], op.inputs[1].dtype
     )
     (made,) = emitter.emit(op, [value.tensor, shape])
     dtype = value.tensor.dtype

@@ -74,7 +74,7 @@ def _draw_rows(
     before = tf.cast(first - skipped * group, tf.int32)
     length = tf.cast(count, tf.int32) * row
     inputs = [value.tensor for value in values]
-    inputs[0] = tf.stack([before + length])
+    inputs[0] = tf.cast(tf.stack([before + length]), values[0].tensor.dtype)
     inputs[2] = skip(values[2].tensor, skipped)
     (flat,) = emitter.emit(op, inputs)
     mine = tf.slice(flat, [before], [length])

@@ -52,13 +52,15 @@ def _mean(
     tensor = values[0].tensor
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
         return None
-    summed = tf.reduce_sum(tensor, axes, keepdims=op.get_attr("keep_dims"))
+    # The sum of many rows is out of the range of 16 bits where their mean is not.
+    wide = tf.cast(tensor, tf.float32) if tensor.dtype == tf.float16 else tensor
+    summed = tf.reduce_sum(wide, axes, keepdims=op.get_attr("keep_dims"))
     count = tf.cast(emitter.share.total * rows.each, tf.float64)
     sizes = tf.shape(tensor)
     for axis in axes:
         if axis != rows.dim:
             count *= tf.cast(sizes[axis], tf.float64)
-    return [Value(_divide(summed, count), Partial())]
+    return [Value(tf.cast(_divide(summed, count), tensor.dtype), Partial())]
 
 
 def _divide(tensor: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

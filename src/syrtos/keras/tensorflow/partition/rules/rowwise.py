@@ -26,7 +26,7 @@ BY_ROW = {
         types(
             "Conv2D Conv3D DepthwiseConv2dNative Conv MaxPool MaxPool3D AvgPool AvgPool3D"
             " Dilation2D LRN ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea"
-            " ScaleAndTranslate ExtractImagePatches DepthToSpace SpaceToDepth AdjustContrastv2"
+            " ScaleAndTranslate ExtractImagePatches DepthToSpace SpaceToDepth"
             " ImageProjectiveTransformV2 ImageProjectiveTransformV3"
         ),
         _FIRST,
@@ -140,7 +140,7 @@ LAST = {
         ),
         2,
     ),
-    **dict.fromkeys(types("MatrixDiagV3 MatrixDiag"), 1),
+    **dict.fromkeys(types("MatrixDiag"), 1),
 }
 
 

@@ -325,6 +325,9 @@ def _partial_form(emitter: Emitter, op: tf.Operation, values: list[Value]) -> li
 def broadcast_to(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """Rows stay rows where their dimension keeps its size."""
     value, target = values[0], emitter.sizes_of(op, 1, values)
+    if value.is_replicated and target is not None and len(target):
+        is_new = value.rank is not None and len(target) > value.rank
+        return _repeated_in_rows(emitter, op, values, target[0], is_new)
     if value.rows is None or target is None or value.rank is None or len(target) < value.rank:
         return None
     dim = value.rows.dim + len(target) - value.rank
@@ -342,10 +345,26 @@ def _local_size(emitter: Emitter, whole: Size, is_spread: bool, each: int) -> ob
     return None if whole is None else emitter.share.tensor_of(whole, tf.int32)
 
 
+def _repeated_in_rows(
+    emitter: Emitter, op: tf.Operation, values: list[Value], size: Size, is_new: bool
+) -> list[Value] | None:
+    """Repeats a value that has one entry, or none, in the dimension that gets rows."""
+    dims = emitter.dims(values[0])
+    each = emitter.share.each_of(size)
+    if not each or dims is None or not (is_new or (dims and dims[0] == 1)):
+        return None
+    rows, sizes = RowPlacement(0, each), values[1].tensor
+    mine = tf.cast(emitter.share.bounds(rows)[1], sizes.dtype)
+    outputs = emitter.emit(op, [values[0].tensor, tf.concat([[mine], sizes[1:]], 0)])
+    return [Value(tensor, rows) for tensor in outputs]
+
+
 @rule("Tile")
 def tile(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """Repeats other dimensions than that of the rows."""
     value, multiples = values[0], emitter.sizes_of(op, 1, values)
+    if value.is_replicated and multiples is not None and len(multiples):
+        return _repeated_in_rows(emitter, op, values, multiples[0], False)
     if value.rows is None or multiples is None or multiples[value.rows.dim] != 1:
         return None
     return emitter.emit_as(op, values, value.rows)
