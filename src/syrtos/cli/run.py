@@ -205,7 +205,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sync-batchnorm",
         action="store_true",
-        help="BatchNormalization statistics over the global batch",
+        help="on torch: BatchNormalization statistics over the global batch, as on the other backends",
     )
     group.add_argument(
         "--scale-lr",
@@ -236,7 +236,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
     group.add_argument("--verify", choices=[way for way in get_args(Verify) if way != "only"], default=defaults.verify,
-                       help="first: before the first batch counts, compute some of its rows both whole and split, where parts of a step are not Keras's own; "
+                       help="on torch and with Estimators. first: compute rows of the first batch whole and split, where parts of a step are not Keras's own; "
                        "steps that differ are not split (default). off: split every step")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
                        help="let XLA compile the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip

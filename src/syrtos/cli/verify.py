@@ -45,9 +45,9 @@ def add_to(commands: Commands) -> None:
         allow_abbrev=False,
         help="compare a script on N workers with one process, on its first batches",
         description=(
-            "Run the first batches of a training script on N workers. Of each train and test"
-            " function, some rows are computed whole, as one process does, and split, as the"
-            " workers do; gradients, losses, metrics and assigned variables are compared. The exit"
+            "Run the first batches of a training script on N workers. Of each train, test and predict"
+            " function, the first batch (on torch some of its rows) is computed whole, as one process"
+            " does, and as the workers do together; gradients, losses, metrics and assigned variables are compared. The exit"
             " code is 1 where any differs by more than 1e-4 (with 16 bits: 5e-2). The script runs"
             " to its end: models that Keras saves, logs and backups of its callbacks are not kept; files"
             " that the script itself writes are, and are named before."

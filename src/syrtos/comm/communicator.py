@@ -58,7 +58,8 @@ class Communicator(abc.ABC):
         rank: this worker's number in the group.
         size: the number of workers in the group.
         meetings: operations so far; equal on all workers between two operations.
-        sums: number of sums of gradients so far, by `weighted_sum` or `weighted_part_sum`.
+        sums: number of sums of gradients so far, by `weighted_sum` or `weighted_part_sum`; of a
+            partitioned program all sums are counted.
         summed: bytes of the arrays in these sums.
         background: makes exchanges while this worker computes; any other operation begins when they
             are over.

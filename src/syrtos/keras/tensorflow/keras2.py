@@ -185,7 +185,7 @@ def _call_with_shares(
 
 def _stateful_too(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps `RNN.__init__`, which refuses `stateful=True` under a strategy."""
-    # Each worker computes the whole batch of such a model, so there is nothing to refuse.
+    # A step is a program of the whole batch, in which such a layer has its rows.
 
     def init(*args: P.args, **kwargs: P.kwargs) -> R:
         distribute = tf.compat.v2.distribute
@@ -236,8 +236,8 @@ _SAMPLES = "The original reduces before clipping already, but sums where samples
 _EQUAL = "An update is the same on all workers: its assignments need no exchange."
 _MIXES = "A function that mixes rows is wrong on a share of them."
 _STEP = (
-    "It builds the function that calls `train_step` or its like: here a step becomes a step on a"
-    " share."
+    "It builds the function that calls `train_step` or its like: here a step becomes a program of all"
+    " workers."
 )
 _MEETING = "Workers that don't call the same are told so at once."
 _TIMED = "Its time is counted apart."

@@ -299,7 +299,7 @@ TRAINER = [
         _TRAINER,
         "_make_function",
         _make_function,
-        "Where `train_step` and `test_step` meet their data, which becomes a share.",
+        "Where `train_step` and `test_step` meet their data, and become a program of all workers.",
     ),
     Patch(
         _TRAINER,

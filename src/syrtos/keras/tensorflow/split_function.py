@@ -169,7 +169,7 @@ class TensorFlowFunction:
 
 
 def partitions(session: Session, name: str) -> bool:
-    """Returns whether steps are partitioned: they are, unless workers train on shares for a while.
+    """Returns whether steps are partitioned: they are, unless workers train on batches of their own.
 
     ``name``: of the step.
     """

@@ -331,8 +331,7 @@ def count_samples(data: object) -> tuple[tf.Tensor, Any]:
 
 _UNEVEN = (
     "The tensors of a batch have unequal numbers of rows, so it can't be split over the workers by"
-    " rows. Give what is no sample to the model itself, or give all batches such a form: a model"
-    " whose first batch has it computes the whole batch on each worker."
+    " rows where each trains on its share. Give what is no sample to the model itself."
 )
 
 

@@ -153,7 +153,14 @@ class PartitionedStep:
         """Returns the step's program of the whole batch."""
         found: dict[Any, object] = {}
 
-        def note(_: object, gradients: Sequence[Any], variables: Sequence[Variable]) -> None:
+        compresses = self._session.options.compress != "none"
+
+        def note(
+            optimizer: object, gradients: Sequence[Any], variables: Sequence[Variable]
+        ) -> None:
+            # What a codec keeps of scaled gradients would be of no use at another scale.
+            if compresses and hasattr(optimizer, "inner_optimizer"):
+                return
             for gradient, variable in zip(gradients, state.held_objects(variables), strict=False):
                 if isinstance(gradient, tf.Tensor):
                     found.update(dict.fromkeys(_terms_of(gradient), variable))

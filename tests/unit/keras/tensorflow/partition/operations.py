@@ -33,6 +33,36 @@ def _unary(call: Callable[..., Any], *shape: Size) -> Operation:
 
 IMAGE = ("n", 6, 5, 2)
 
+
+def batch_normalization(x: tf.Tensor, training: bool = True) -> Any:
+    """All outputs of one operation on images."""
+    scale = tf.constant([0.5, 2.0])
+    statistics = (tf.zeros([0]), tf.zeros([0])) if training else (tf.constant([0.5, -1.0]), scale)
+    return raw.FusedBatchNormV3(
+        x=x,
+        scale=scale,
+        offset=tf.constant([1.0, -1.0]),
+        mean=statistics[0],
+        variance=statistics[1],
+        epsilon=0.5,
+        is_training=training,
+    )
+
+
+def batch_normalization_gradient(dy: tf.Tensor, x: tf.Tensor) -> Any:
+    """The gradients of images, scale and offset."""
+    mean, variance, more = batch_normalization(x)[3:]
+    return raw.FusedBatchNormGradV3(
+        y_backprop=dy,
+        x=x,
+        scale=tf.constant([0.5, 2.0]),
+        reserve_space_1=mean,
+        reserve_space_2=variance,
+        reserve_space_3=more,
+        epsilon=0.5,
+    )[:3]
+
+
 OPERATIONS: dict[str, Operation] = {
     "abs": _unary(tf.abs),
     "tanh": _unary(tf.tanh),
@@ -171,6 +201,11 @@ OPERATIONS: dict[str, Operation] = {
         ),
         (IMAGE, ("n", 6, 5, 4)),
     ),
+    "batch normalization": Operation(lambda x: batch_normalization(x)[:3], (IMAGE,)),
+    "batch normalization of moving statistics": Operation(
+        lambda x: batch_normalization(x, False)[0], (IMAGE,)
+    ),
+    "batch normalization gradient": Operation(batch_normalization_gradient, (IMAGE, IMAGE)),
     "max pool": Operation(lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"), (IMAGE,)),
     "average pool": Operation(lambda x: tf.nn.avg_pool2d(x, 2, 2, "SAME"), (IMAGE,)),
     "bias": Operation(tf.nn.bias_add, (IMAGE, (2,))),
