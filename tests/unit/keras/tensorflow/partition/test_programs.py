@@ -1,0 +1,98 @@
+"""Programs of several operations: loops, branches, order of effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import programs
+import pytest
+import tensorflow as tf
+
+from syrtos.comm.arrays import Array
+
+pytestmark = [
+    pytest.mark.needs("tensorflow"),
+    pytest.mark.skipif(not programs.HAS_THREADS, reason="TensorFlow has begun to compute"),
+]
+
+
+def numbers(*shape: int) -> Array:
+    """Halves, of which sums are exact."""
+    return (np.random.default_rng(0).integers(-6, 7, shape) / 2).astype("float32")
+
+
+def check(function: Callable[..., Any], *inputs: Array) -> None:
+    wanted = programs.compute_whole(function, inputs)
+    for size in (2, 3):
+        for is_static in (False, True):
+            computed = programs.compute(function, inputs, [0] * len(inputs), size, is_static)
+            for outputs in computed.outputs:
+                for found, whole in zip(outputs, wanted, strict=True):
+                    np.testing.assert_allclose(found, whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduce", [tf.reduce_max, tf.reduce_min, tf.reduce_sum, tf.reduce_prod])
+def test_a_reduction_of_rows_is_the_variable_of_a_loop(reduce: Callable[..., tf.Tensor]) -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, last: tf.Tensor, total: tf.Tensor) -> Any:
+            return i + 1, reduce(x[:, i]), total + last
+
+        found = tf.while_loop(
+            lambda i, last, total: i < 3, body, (0, tf.constant(-7.0), tf.constant(0.0))
+        )
+        return found[1:]
+
+    check(function, numbers(7, 3))
+
+
+def test_a_loop_ends_by_a_reduction_of_rows() -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, goes_on: tf.Tensor) -> Any:
+            return i + 1, tf.reduce_all(x[:, i] > -9.0)
+
+        return tf.while_loop(lambda i, goes_on: goes_on & (i < 3), body, (0, tf.constant(True)))[0]
+
+    check(function, numbers(7, 3))
+
+
+def test_rows_are_gathered_in_each_iteration() -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, total: tf.Tensor) -> Any:
+            return i + 1, total + tf.reduce_sum(tf.sort(x[:, i])[:2])
+
+        return tf.while_loop(lambda i, total: i < 9, body, (0, tf.constant(0.0)))[1]
+
+    check(function, numbers(7, 9))
+
+
+def test_a_branch_by_a_reduction_of_rows() -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        return tf.cond(
+            tf.reduce_sum(x) > 0, lambda: tf.reduce_mean(x, 0), lambda: tf.reduce_max(x, 0)
+        )
+
+    check(function, numbers(7, 3))
+    check(function, -numbers(7, 3))
+
+
+def test_what_waits_for_a_group_of_assignments_sees_them() -> None:
+    variable = tf.Variable(1.0)
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        assigned = variable.assign_add(tf.reduce_sum(x), read_value=False)
+        with tf.control_dependencies([tf.group(assigned)]):
+            seen = tf.numpy_function(lambda value: value, [variable.read_value()], tf.float32)
+        return tf.ensure_shape(seen, [])
+
+    check(function, numbers(7, 3))
+
+
+def test_what_nothing_needs_is_left_out() -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        tf.linalg.expm(tf.matmul(x, x, transpose_b=True))
+        return tf.reduce_sum(x)
+
+    computed = programs.compute(function, [numbers(7, 3)], [0], 2)
+    assert computed.report.gathers == 0
