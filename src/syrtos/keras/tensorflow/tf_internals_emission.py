@@ -73,7 +73,8 @@ def _copy(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
         list(inputs),
         [output.dtype for output in operation.outputs],
         attrs={name: a for name, a in attributes.items() if name not in _OF_ITS_GRAPH},
-        name=operation.name.rpartition("/")[2],
+        # no name of a whole path begins with an underscore
+        name=operation.name.rpartition("/")[2].lstrip("_") or operation.type,
         op_def=operation.op_def,
     )
 

@@ -89,6 +89,14 @@ def test_what_waits_for_a_group_of_assignments_sees_them() -> None:
     check(function, numbers(7, 3))
 
 
+def test_names_that_begin_with_an_underscore() -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        clipped, _ = tf.clip_by_global_norm([tf.reduce_sum(x, 0)], 1.0)
+        return clipped[0]
+
+    check(function, numbers(7, 3))
+
+
 def test_what_nothing_needs_is_left_out() -> None:
     def function(x: tf.Tensor) -> tf.Tensor:
         tf.linalg.expm(tf.matmul(x, x, transpose_b=True))
