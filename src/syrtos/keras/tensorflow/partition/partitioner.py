@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -206,20 +207,31 @@ class GraphRun:
 
     def emit(self, ops: Sequence[tf.Operation]) -> None:
         """Emits operations, given in topological order."""
-        waiting = [op for op in ops if not self._skip(op)]
-        while waiting:
-            behind = set(waiting)
-            later = []
-            for op in waiting:
-                if any(other in behind for other in _before(op)) or self._needs_reduction(op):
-                    later.append(op)
-                else:
-                    self._run(op)
-                    behind.discard(op)
-            if later:
-                first = [op for op in later if not any(o in behind for o in _before(op))]
-                self._partitioner.reduce_due([v for op in first for v in self._values(op)])
-            waiting = later
+        kept = [op for op in ops if not self._skip(op)]
+        places = {op: place for place, op in enumerate(kept)}
+        followers: dict[tf.Operation, list[tf.Operation]] = {op: [] for op in kept}
+        missing: dict[tf.Operation, int] = {}
+        for op in kept:
+            before = {other for other in _before(op) if other in places}
+            missing[op] = len(before)
+            for other in before:
+                followers[other].append(op)
+        # In the order of the program, which is the same on all workers.
+        ready = [places[op] for op in kept if not missing[op]]
+        held: list[tf.Operation] = []
+        while ready or held:
+            if not ready:
+                self._partitioner.reduce_due([v for op in held for v in self._values(op)])
+                ready, held = sorted(places[op] for op in held), []
+            op = kept[heapq.heappop(ready)]
+            if self._needs_reduction(op):
+                held.append(op)
+                continue
+            self._run(op)
+            for follower in followers[op]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    heapq.heappush(ready, places[follower])
 
     def outputs(self) -> list[Value]:
         """Returns the values of the graph's outputs."""
