@@ -28,6 +28,7 @@ from syrtos.keras.tensorflow import (
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow.input import iterating
 from syrtos.keras.tensorflow.input_policy import giving_whole_batches, ignoring_policy
+from syrtos.keras.tensorflow.strategy import is_chosen
 from syrtos.keras.tensorflow.variables import TensorFlow
 from syrtos.keras.trainer import timing
 
@@ -49,7 +50,11 @@ def patch_tensorflow() -> None:
     replace(tf.data.Dataset, "__iter__", iterating)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
     tf_internals_random.draw_from_given_seeds(reproducible.is_seed_of_run)
-    tf_internals_random.draw_by_rank(TensorFlow().rank_to_seed, assignments.current_step)
+    tf_internals_random.draw_by_rank(
+        TensorFlow().rank_to_seed,
+        assignments.current_step,
+        lambda: assignments.computes_whole_batch() and not is_chosen(),
+    )
     replace(tf.data.Dataset, "cache", tf_files.kept_apart("filename"))
     replace(tf.data.Dataset, "snapshot", tf_files.kept_apart("path"))
     replace(tf.data.Dataset, "save", tf_files.saved_once)

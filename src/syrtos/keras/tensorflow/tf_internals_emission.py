@@ -117,7 +117,10 @@ def in_topological_order(graph: TracedGraph) -> Iterator[tf.Operation]:
 def independent_of(
     graph: TracedGraph, tensors: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
-    """Returns a graph's operations in topological order: those that do not wait for tensors, and the rest."""
+    """Returns a graph's operations in topological order: those that do not wait for tensors, and the rest.
+
+    Constants that the rest takes stand in both: some operations want to know their values.
+    """
     waiting = {tensor.op for tensor in tensors}
     before: list[tf.Operation] = []
     after: list[tf.Operation] = []
@@ -128,7 +131,9 @@ def independent_of(
             after.append(operation)
         else:
             before.append(operation)
-    return before, after
+    taken = {tensor.op for operation in after for tensor in operation.inputs}
+    constants = [op for op in before if op.type == "Const" and op in taken]
+    return before, [*constants, *after]
 
 
 def copy_operations(

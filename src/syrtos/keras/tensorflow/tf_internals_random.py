@@ -207,7 +207,11 @@ def _noting(given_seed: Callable[[int | None], None]) -> Callable[[GetSeed], Get
 
 
 @functools.cache
-def draw_by_rank(rank: Callable[[], int], current_step: Callable[[], Step | None]) -> None:
+def draw_by_rank(
+    rank: Callable[[], int],
+    current_step: Callable[[], Step | None],
+    is_plain: Callable[[], bool],
+) -> None:
     """Makes operations and `tf.random.Generator` draw other numbers where ``rank()`` is not 0.
 
     All ranks are given the same seed.
@@ -215,6 +219,7 @@ def draw_by_rank(rank: Callable[[], int], current_step: Callable[[], Step | None
     Args:
         rank: gives the number by which seeds differ.
         current_step: gives the step that is computed, which says whether all ranks draw the same.
+        is_plain: returns whether generators draw as they do without a strategy.
     """
 
     def seeds_by_rank(original: GetSeed) -> GetSeed:
@@ -235,7 +240,7 @@ def draw_by_rank(rank: Callable[[], int], current_step: Callable[[], Step | None
     def keys_by_rank(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def preprocess_key(self: tf.random.Generator, key: tf.Tensor) -> tf.Tensor:
             step = current_step()
-            if step is not None and step.draws_alike:
+            if is_plain() or (step is not None and step.draws_alike):
                 return key  # to which the original may add the number of a replica
             found = original(self, key)
             return found + tf.constant(rank() * SEED_STRIDE, found.dtype)

@@ -54,8 +54,8 @@ def _branches(
 ) -> list[Value]:
     which = emitter.whole(values[0])
     inputs = emitter.reduce_partial(values[1:])
-    found = [_trial_placements(emitter, graph, inputs) for graph in graphs]
-    placements = [_joined_branches(same) for same in zip(*found, strict=True)]
+    found = [_trial_values(emitter, graph, inputs) for graph in graphs]
+    placements = [_joined_branches(emitter, same) for same in zip(*found, strict=True)]
 
     def emit_branch(graph: TracedGraph) -> list[tf.Tensor]:
         child = emitter.child()
@@ -69,21 +69,34 @@ def _branches(
     return [Value(tensor, placement) for tensor, placement in zip(made, placements, strict=False)]
 
 
-def _joined_branches(found: Sequence[Placement]) -> Placement:
-    kinds = {p for p in found if not isinstance(p, Replicated)}
+def _joined_branches(emitter: Partitioner, found: Sequence[Value]) -> Placement:
+    placements = {value.placement for value in found}
+    if len(placements) == 1:
+        return placements.pop()
+    rows = {value.rows for value in found if value.rows}
     # Where one branch gives rows, those of another are cut; other mixtures are made whole.
-    if len(kinds) == 1 and (len(set(found)) == 1 or isinstance(next(iter(kinds)), RowPlacement)):
-        return next(iter(kinds))
+    if len(rows) == 1 and not any(value.is_partial for value in found):
+        (place,) = rows
+        if all(value.rows or _has_rows(emitter, value, place) for value in found):
+            return place
     return REPLICATED
 
 
-def _trial_placements(
-    emitter: Partitioner, graph: TracedGraph, inputs: Sequence[Value]
-) -> list[Placement]:
-    """Returns the placements of a graph's outputs, by emitting it where nothing is kept."""
+def _has_rows(emitter: Partitioner, value: Value, rows: RowPlacement) -> bool:
+    """Returns whether it is known that a whole value has the rows of the batch in a dimension."""
+    if value.tensor.dtype == tf.variant:  # a list, whose elements are cut
+        return True
+    dims = emitter.dims(value)
+    if dims is None or rows.dim >= len(dims):
+        return False
+    return dims[rows.dim] == emitter.share.size(rows.each)
+
+
+def _trial_values(emitter: Partitioner, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:
+    """Returns a graph's outputs, by emitting it where nothing is kept."""
     with tf_internals_emission.scratch_graph():
         child = emitter.child(Report())
-        return [v.placement for v in child.run_graph(graph, [_anew(value) for value in inputs])]
+        return child.run_graph(graph, [_anew(value) for value in inputs])
 
 
 def _anew(value: Value) -> Value:
@@ -133,7 +146,7 @@ class _Loop:
             before, known = dict(self._placements), dict(self._known)
             for i in self._changing:
                 if i not in fixed:
-                    self._placements[i] = _joined_in_loop(before[i], after[i].placement)
+                    self._placements[i] = self._joined(i, after[i])
                 if self._placements[i] == REPLICATED != before[i]:
                     fixed.add(i)
                 is_kept = i in self._are_empty or same_known(known[i], after[i].element_known)
@@ -143,6 +156,20 @@ class _Loop:
                 return
         self._placements = dict.fromkeys(self._changing, REPLICATED)
         self._known = dict.fromkeys(self._changing)
+
+    def _joined(self, index: int, after: Value) -> Placement:
+        """Returns the placement of a variable that has one before the body and one after it."""
+        before, start = self._placements[index], self._inputs[index]
+        if before == after.placement:
+            return before
+        if isinstance(before, Replicated):
+            rows = after.rows
+            is_kept = rows is None or _has_rows(self._emitter, start, rows)
+            return after.placement if is_kept else REPLICATED
+        rows = before if isinstance(before, RowPlacement) else None
+        if after.is_replicated and (rows is None or _has_rows(self._emitter, after, rows)):
+            return before
+        return REPLICATED
 
     def emit(self, parallel: int) -> list[Value]:
         """Emits the loop; returns the values of its variables at its end."""
@@ -218,15 +245,6 @@ class _Loop:
             if not self._is_list(i):
                 tensor.set_shape(self._shape(i))
         return made
-
-
-def _joined_in_loop(before: Placement, after: Placement) -> Placement:
-    """Returns the placement that a variable gets, which has one before the body and one after it."""
-    if before == after:
-        return before
-    if isinstance(before, Replicated):
-        return after
-    return before if isinstance(after, Replicated) else REPLICATED
 
 
 def _same_entries(one: dict[int, Any], other: dict[int, Any]) -> bool:

@@ -106,7 +106,8 @@ class WorkerExchanges(Exchanges):
 
         gathered = ops.exchange(run, list(tensors), [t.dtype for t in tensors], None, "rows")
         for result, tensor in zip(gathered, tensors, strict=True):
-            result.set_shape([None, *tensor.shape[1:]])
+            if tensor.shape.rank is not None:
+                result.set_shape([None, *tensor.shape[1:]])
         return gathered
 
 

@@ -77,6 +77,27 @@ def test_a_branch_by_a_reduction_of_rows() -> None:
     check(function, -numbers(7, 3))
 
 
+@pytest.mark.parametrize("other", [lambda x: tf.ones((1, 1)), lambda x: tf.sort(x[:, :1], 0)[-2:]])
+def test_a_branch_with_other_rows(other: Callable[..., tf.Tensor]) -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        chosen = tf.cond(tf.reduce_sum(x) > 99, lambda: tf.abs(x[:, :1]), lambda: other(x))
+        return tf.reduce_sum(chosen), tf.reduce_mean(chosen)
+
+    check(function, numbers(7, 3))
+
+
+def test_singular_values_without_vectors() -> None:
+    check(lambda x: tf.linalg.svd(x, compute_uv=False), numbers(6, 3, 2))
+
+
+def test_a_concatenation_of_rows_in_an_array() -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        array = tf.TensorArray(tf.float32, 2, infer_shape=False)
+        return tf.reduce_sum(array.write(0, x).write(1, 2 * x).concat(), 0)
+
+    check(function, numbers(7, 3))
+
+
 def test_what_waits_for_a_group_of_assignments_sees_them() -> None:
     variable = tf.Variable(1.0)
 

@@ -156,7 +156,17 @@ def within_last(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list
         tensors = [value.tensor, emitter.at_rows(values[1], value.rows)]
     else:
         tensors = [value.tensor, *(emitter.whole(other) for other in values[1:])]
-    return [Value(tensor, value.rows) for tensor in emitter.emit(op, tensors)]
+    # Vectors that are not asked for are empty.
+    rows, sizes = value.rows, [_size(traced, value.rows.dim) for traced in op.outputs]
+    return [
+        Value(tensor, rows) if size == _size(op.inputs[0], rows.dim) else Value(tensor)
+        for tensor, size in zip(emitter.emit(op, tensors), sizes, strict=True)
+    ]
+
+
+def _size(tensor: tf.Tensor, dim: int) -> int | None:
+    rank = tensor.shape.rank
+    return 0 if rank is None or rank <= dim else tensor.shape[dim]
 
 
 @rule("ReverseV2")
