@@ -26,7 +26,7 @@ def empty_list(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[
         return None
     is_open = [bool(emitter.share.each_of(size)) or not isinstance(size, int) for size in shape]
     # A model may know the number of rows that its batches do not say.
-    is_open[0] = is_open[0] or not emitter.share.is_static
+    is_open[:1] = [is_open[0] or not emitter.share.is_static] if is_open else []
     sizes = [-1 if opened else size for opened, size in zip(is_open, shape, strict=True)]
     tensors = [tf.constant(sizes, op.inputs[0].dtype), *(v.tensor for v in values[1:])]
     return [Value(tensor) for tensor in emitter.emit(op, tensors)]
