@@ -58,8 +58,7 @@ class Communicator(abc.ABC):
         rank: this worker's number in the group.
         size: the number of workers in the group.
         meetings: operations so far; equal on all workers between two operations.
-        sums: number of sums of gradients so far, by `weighted_sum` or `weighted_part_sum`; of a
-            partitioned program all sums are counted.
+        sums: number of sums of gradients so far, and of all sums of partitioned programs.
         summed: bytes of the arrays in these sums.
         background: makes exchanges while this worker computes; any other operation begins when they
             are over.

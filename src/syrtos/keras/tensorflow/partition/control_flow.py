@@ -66,7 +66,10 @@ def _branches(
 
     made = choose(which, [lambda graph=graph: emit_branch(graph) for graph in graphs])
     made = made if isinstance(made, list | tuple) else [made]
-    return [Value(tensor, placement) for tensor, placement in zip(made, placements, strict=False)]
+    return [
+        Value(tensor, placement, element_dtype=like.element_dtype)
+        for tensor, placement, like in zip(made, placements, found[0], strict=False)
+    ]
 
 
 def _joined_branches(emitter: Partitioner, found: Sequence[Value]) -> Placement:

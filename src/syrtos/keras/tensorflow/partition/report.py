@@ -33,7 +33,7 @@ class Report:
 
     @property
     def exchanges(self) -> bool:
-        """Whether the program has exchanges."""
+        """True if the program has exchanges."""
         return bool(self.reductions or self.gathers)
 
     def note_whole(self, operation: tf.Operation) -> None:
