@@ -24,7 +24,7 @@ WITHOUT_FLAGS = (
     "dropout", "noise_of_a_step", "batchnorm", "files", "own_folders", "fresh_seeds", "backup", "own_iterator",
     "draws_by_a_constant_seed", "draws_for_rows", "predictions_of_all_kinds", "draws_for_a_batch", "one_wants_to_stop", "different_weights",
     "different_weights_without_fit", "own_callback_list", "custom_strategy_loop", "values_of_a_strategy", "libraries_that_write_beside_rank_0",
-    "iterators_that_are_not_tuned", "evaluated_before_weights_are_loaded", "imports_that_are_put_off",
+    "division_that_fails", "iterators_that_are_not_tuned", "evaluated_before_weights_are_loaded", "imports_that_are_put_off",
 )  # fmt: skip
 OF_LEARNING_RATES = (
     "learning_rate", "learning_rate_accumulated", "learning_rate_unknown_length", "learning_rate_resumed", "learning_rate_of_a_loaded_model",

@@ -408,6 +408,29 @@ def own_iterator() -> None:
     assert equal_everywhere(by_hand.get_weights()[0])
 
 
+def division_that_fails() -> None:
+    """A step whose program can't be divided is computed whole by every worker, which is said."""
+    from syrtos.keras.tensorflow.partition.partitioner import Partitioner
+
+    emit = Partitioner._emit
+
+    def failing(self: Any, op: Any, values: Any) -> Any:
+        if op.type == "Tanh":
+            raise AssertionError("as planned")
+        return emit(self, op, values)
+
+    x, y = data()
+    trained, other = (model(keras.layers.Dense(4, "tanh")) for _ in range(2))
+    expected = other.fit(x, y, batch_size=20, epochs=2, verbose=0).history["loss"]
+    Partitioner._emit = failing
+    try:
+        found = trained.fit(x, y, batch_size=20, epochs=2, verbose=0).history["loss"]
+    finally:
+        Partitioner._emit = emit
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert "as planned" in str(world.current().ledger.told["not_split"])
+
+
 def one_wants_to_stop() -> None:
     """A rank that stops alone would leave the others waiting."""
 

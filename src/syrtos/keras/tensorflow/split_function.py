@@ -97,7 +97,15 @@ class TensorFlowFunction:
             self._accumulation.note(self._partitioned is not None or self.reduces_early)
         if self._partitioned is not None and self._is_to_verify:
             batches = self._verified(batches, spec, steps)
-        return self.function(batches)
+        failure = self._failure()
+        try:
+            return self.function(batches)
+        except Exception:
+            if self._failure() == failure:
+                raise
+            # No step was made, and no batch taken: the error came while the function was traced.
+            # Each worker traces the same program, and meets it too.
+            return self.function(batches)
 
     def compute_step(self, batch: object) -> object:
         """Computes one step of the function."""
@@ -120,6 +128,9 @@ class TensorFlowFunction:
                 return scope.finish(self.step(scope.data), logs_are_global=self._stock)
 
             return registry.around_step(self.model, session, compute)() if training else compute()
+
+    def _failure(self) -> str:
+        return self._partitioned.failure if self._partitioned is not None else ""
 
     def _step_of_run(self, batch: object) -> object:
         """Computes a step on a whole batch, as one process would with the options of the run."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from syrtos.comm.arrays import Array
 from syrtos.comm.world import Session
+from syrtos.errors import SyrtosError
 from syrtos.keras.features import registry
 from syrtos.keras.replica import state
 from syrtos.keras.split import trial_step
@@ -50,6 +51,8 @@ class PartitionedStep:
 
     Attributes:
         report: counts of the program that was traced last.
+        failure: why a program could not be emitted; empty if all could. From then on every worker
+            computes whole batches.
     """
 
     def __init__(
@@ -65,15 +68,21 @@ class PartitionedStep:
         self._tell = tell
         self.step = step
         self.report = Report()
+        self.failure = ""
         self._session = session
         self._training = training
         # Functions of Python that operations call live as long as the graph that names them.
         self._traced: list[TracedStep] = []
 
     def __call__(self, batch: Numbered | TensorShare) -> object:
-        """Computes a step on a batch; every worker gets the outputs of the whole batch."""
+        """Computes a step on a batch; every worker gets the outputs of the whole batch.
+
+        Raises:
+            Exception: the step's own, while it is traced; or any while its program is emitted, which
+                `failure` then describes. The function that called this is then to be traced again.
+        """
         rows = self.rows_of(batch)
-        if why := why_whole(rows, tf.executing_eagerly()):
+        if why := self.failure or why_whole(rows, tf.executing_eagerly()):
             if why != _FEW_ROWS:  # as the last batch of many an epoch
                 self._tell(why)
             self._note(rows)
@@ -99,7 +108,20 @@ class PartitionedStep:
 
         Returns:
             The outputs of the step for the whole batch.
+
+        Raises:
+            Exception: a rule has failed; `failure` describes it.
         """
+        try:
+            return self._emit(program, rows)
+        except SyrtosError:
+            raise
+        # Any error of a rule, or of TensorFlow in one: what is not understood is computed whole.
+        except Exception as error:
+            self.failure = f"its program can't be divided: {trial_step.describe_error(error)}"
+            raise
+
+    def _emit(self, program: TracedStep, rows: BatchRows) -> object:
         self._traced.append(program)
         self.report = Report()
         graph = program.concrete.graph

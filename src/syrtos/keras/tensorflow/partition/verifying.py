@@ -57,7 +57,12 @@ def verify_step(
     runs_eagerly = bool(getattr(model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
     plan.reason_not_split = why_whole(partitioned.rows_of(batch), runs_eagerly)
     if not plan.reason_not_split:
-        plan.rows = list(_compare(model, session.comm, partitioned, noted, name, batch))
+        try:
+            plan.rows = list(_compare(model, session.comm, partitioned, noted, name, batch))
+        except Exception:
+            if not partitioned.failure:
+                raise
+            plan.reason_not_split = partitioned.failure
     bound = comparison.bound_of(trial_step.precision_of(model))
     gathered = partitioned.report.describe_whole()
     Verifying.note(plan, session, model.name, name, bound, gathered=gathered)
