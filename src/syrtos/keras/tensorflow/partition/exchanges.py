@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -46,7 +47,11 @@ class Exchanges(abc.ABC):
 
 
 class WorkerExchanges(Exchanges):
-    """The exchanges of a world of workers, each one operation of the graph."""
+    """The exchanges of a world of workers, each one operation of the graph.
+
+    Attributes:
+        gradients_of: for each exchange of gradients so far their variables.
+    """
 
     def __init__(self, session: Session, share: Share) -> None:
         """
@@ -56,6 +61,7 @@ class WorkerExchanges(Exchanges):
         """
         self._session, self._comm, self._share = session, session.comm, share
         self.rank, self.size = session.comm.rank, session.comm.size
+        self.gradients_of: list[list[Any]] = []
         self.bucket_bytes = int(session.options.bucket_mb * 1e6)
 
     def kind_of(self, value: Value) -> object:
@@ -72,6 +78,8 @@ class WorkerExchanges(Exchanges):
         gradients = [i for i, value in enumerate(values) if value.gradient_of is not None]
         variables = [values[i].gradient_of for i in gradients]
         comm, norms = self._comm, self._session.ledger.norms
+        if variables:
+            self.gradients_of.append(variables)
 
         def run(weight: Array, *arrays: Array) -> list[Array]:
             part = float(weight)

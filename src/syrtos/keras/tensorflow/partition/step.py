@@ -32,6 +32,7 @@ from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.tensorflow.step import TensorFlowStep, ready_at
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
+from syrtos.keras.trainer import exchange_plan
 from syrtos.keras.trainer.timing import StepClock
 
 if TYPE_CHECKING:
@@ -135,11 +136,21 @@ class PartitionedStep:
             outputs = partitioner.wholes(run.outputs())
         else:
             outputs = self._emit_by_batch(partitioner, graph, rows, captured)
-        if self._training and (whole := self.report.describe_whole()):
-            self._session.ledger.say(computed_whole=whole)
+        if self._training:
+            self._tell_exchanges(exchanges)
         structure = program.concrete.structured_outputs
         flat = tf.nest.flatten(structure, expand_composites=True)
         return _with_tensors(structure, flat, outputs)
+
+    def _tell_exchanges(self, exchanges: WorkerExchanges) -> None:
+        """Notes for the report what is gathered, and in which buckets gradients travel."""
+        if whole := self.report.describe_whole():
+            self._session.ledger.say(computed_whole=whole)
+        variables = state.unique(v for bucket in exchanges.gradients_of for v in bucket)
+        places = {id(variable): place for place, variable in enumerate(variables)}
+        buckets = [[places[id(v)] for v in bucket] for bucket in exchanges.gradients_of]
+        if variables:
+            exchange_plan.tell(variables, lambda: buckets)
 
     def _emit_by_batch(
         self, partitioner: Partitioner, graph: TracedGraph, rows: BatchRows, captured: list[Value]
