@@ -79,7 +79,7 @@ def test_a_branch_by_a_reduction_of_rows() -> None:
 
 @pytest.mark.parametrize("other", [lambda x: tf.ones((1, 1)), lambda x: tf.sort(x[:, :1], 0)[-2:]])
 def test_a_branch_with_other_rows(other: Callable[..., tf.Tensor]) -> None:
-    def function(x: tf.Tensor) -> tf.Tensor:
+    def function(x: tf.Tensor) -> Any:
         chosen = tf.cond(tf.reduce_sum(x) > 99, lambda: tf.abs(x[:, :1]), lambda: other(x))
         return tf.reduce_sum(chosen), tf.reduce_mean(chosen)
 
@@ -99,7 +99,7 @@ def test_a_concatenation_of_rows_in_an_array() -> None:
 
 
 def test_what_waits_for_a_group_of_assignments_sees_them() -> None:
-    variable = tf.Variable(1.0)
+    variable = tf.Variable(tf.constant(1.0))
 
     def function(x: tf.Tensor) -> tf.Tensor:
         assigned = variable.assign_add(tf.reduce_sum(x), read_value=False)
