@@ -131,11 +131,12 @@ def updating(
     """
 
     def method(self: OptimizerT, *args: P.args, **kwargs: P.kwargs) -> R | SupportsInt:
+        update: Callable[..., R] = original
+        arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         notes = trial_step.noting()
         if notes is not None:
             # `apply` takes gradients and, unless the optimizer is built, variables;
             # `apply_gradients` takes pairs, which may come from an iterator.
-            arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
             first, *rest = arguments
             given = arguments[first] = list(arguments[first])
             if given and isinstance(given[0], tuple):
@@ -146,10 +147,8 @@ def updating(
             notes.note(self, gradients, variables)
             if not notes.updates:
                 return self.iterations
-            with trial_step.noting_nothing(), backend.active().updating():
-                taken: Any = original
-                return taken(self, *(arguments.pop(i) for i in range(len(args))), **arguments)
-        with backend.active().updating():
-            return original(self, *args, **kwargs)
+        positional = [arguments.pop(place) for place in range(len(args))]
+        with trial_step.noting_nothing(), backend.active().updating():
+            return update(self, *positional, **arguments)
 
     return method

@@ -291,12 +291,23 @@ class TensorFlowStep(Watcher):
             part.reshape(array.shape)
             for part, array in zip(np.split(summed, ends[:-1]), arrays, strict=True)
         ]
-        asked, ready = when.tolist()
-        clock = self.session.part(StepClock)
-        is_first = clock.data_was_ready(self.session, asked, ready, float(samples))
-        for feature in registry.active() if is_first and self.training else ():
-            feature.count_samples(float(samples))
+        count_step(self.session, self.training, when, float(samples))
         return sums
+
+
+def count_step(session: Session, training: bool, when: Array, samples: float) -> None:
+    """Counts the samples of this worker in a step, and the time for which it waited for its data.
+
+    Args:
+        session: the workers.
+        training: whether it is a step of `fit`.
+        when: as `ready_at` returns it.
+        samples: their number.
+    """
+    asked, ready = when.tolist()
+    is_first = session.part(StepClock).data_was_ready(session, asked, ready, samples)
+    for feature in registry.active() if is_first and training else ():
+        feature.count_samples(samples)
 
 
 def _is_log(value: object) -> TypeGuard[tf.Tensor]:

@@ -31,14 +31,12 @@ def _branch(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list
     graphs = [
         tf_internals_emission.graph_of_function(op, name) for name in ("then_branch", "else_branch")
     ]
-    known = [graph for graph in graphs if graph is not None]
-    return _branches(emitter, values, known, _by_condition) if known == graphs else None
+    return _branches(emitter, values, graphs, _by_condition)
 
 
 def _case(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     graphs = tf_internals_emission.graphs_of_functions(op, "branches")
-    known = [graph for graph in graphs if graph is not None]
-    return _branches(emitter, values, known, tf.switch_case) if known == graphs else None
+    return _branches(emitter, values, graphs, tf.switch_case)
 
 
 def _by_condition(which: tf.Tensor, branches: Sequence[Callable[[], Any]]) -> Any:
@@ -49,9 +47,12 @@ def _by_condition(which: tf.Tensor, branches: Sequence[Callable[[], Any]]) -> An
 def _branches(
     emitter: Partitioner,
     values: list[Value],
-    graphs: Sequence[TracedGraph],
+    found_graphs: Sequence[TracedGraph | None],
     choose: Callable[..., Any],
-) -> list[Value]:
+) -> list[Value] | None:
+    graphs = [graph for graph in found_graphs if graph is not None]
+    if len(graphs) < len(found_graphs):
+        return None
     which = emitter.whole(values[0])
     inputs = emitter.reduce_partial(values[1:])
     found = [_trial_values(emitter, graph, inputs) for graph in graphs]

@@ -114,12 +114,17 @@ class Partitioner(Emitter):
                 result.known = entries
         for tensor, result in zip(op.outputs, results, strict=True):
             _keep_shape(self, tensor, result)
-            result.is_only_read = _is_only_read(tensor)
-            result.gradient_of = self._gradients.get(tensor.ref())
-            is_passed = all(c.type in _PASSING for c in tensor.consumers())
-            if result.is_partial and (result.gradient_of is not None or not is_passed):
-                self.note_due(result)
+            if result.is_partial:
+                self._note_partial(tensor, result)
         return results
+
+    def _note_partial(self, tensor: tf.Tensor, value: Value) -> None:
+        """Notes what its reduction has to know of a partial value; ``tensor``: in the traced graph."""
+        value.is_only_read = _is_only_read(tensor)
+        value.gradient_of = self._gradients.get(tensor.ref())
+        is_passed = all(consumer.type in _PASSING for consumer in tensor.consumers())
+        if value.gradient_of is not None or not is_passed:
+            self.note_due(value)
 
     def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
         """Returns whole values; partial ones are reduced together."""

@@ -12,7 +12,6 @@ import tensorflow as tf
 from syrtos.comm.arrays import Array
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
-from syrtos.keras.features import registry
 from syrtos.keras.replica import state
 from syrtos.keras.split import trial_step
 from syrtos.keras.tensorflow import (
@@ -30,7 +29,7 @@ from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
-from syrtos.keras.tensorflow.step import TensorFlowStep, ready_at
+from syrtos.keras.tensorflow.step import TensorFlowStep, count_step, ready_at
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 from syrtos.keras.trainer import exchange_plan
 from syrtos.keras.trainer.timing import StepClock
@@ -185,7 +184,6 @@ class PartitionedStep:
     def trace(self, rows: BatchRows) -> TracedStep:
         """Returns the step's program of the whole batch."""
         found: dict[Any, object] = {}
-
         compresses = self._session.options.compress != "none"
 
         def note(
@@ -214,11 +212,7 @@ class PartitionedStep:
         session, training = self._session, self._training
 
         def note(when: Array, samples: Array) -> Array:
-            asked, ready = np.asarray(when).tolist()
-            clock = session.part(StepClock)
-            is_first = clock.data_was_ready(session, asked, ready, float(samples))
-            for feature in registry.active() if is_first and training else ():
-                feature.count_samples(float(samples))
+            count_step(session, training, when, float(samples))
             return np.zeros((), np.int32)
 
         if tf_internals_graphs.graph() is not None:
@@ -248,10 +242,11 @@ _SCALING = ("AddN", "AddV2", "Cast", "Identity", "Mul", "RealDiv", "DivNoNan")
 
 def _terms_of(gradient: tf.Tensor) -> Iterator[Any]:
     """Yields the references of the tensors of which a gradient is made, as the tape gave them."""
-    alike = [t for t in gradient.op.inputs if t.shape == gradient.shape]
-    if gradient.op.type not in _SCALING or not alike:
+    inputs = gradient.op.inputs if gradient.op.type in _SCALING else ()
+    alike = [tensor for tensor in inputs if tensor.shape == gradient.shape]
+    if not alike:
         yield gradient.ref()
-    for tensor in alike if gradient.op.type in _SCALING else ():
+    for tensor in alike:
         yield from _terms_of(tensor)
 
 

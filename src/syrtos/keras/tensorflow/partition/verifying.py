@@ -22,7 +22,7 @@ from syrtos.keras.split.plan import Row, SplitPlan
 from syrtos.keras.split.verdicts import Verifying
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
-from syrtos.keras.tensorflow.partition.step import PartitionedStep, why_whole
+from syrtos.keras.tensorflow.partition.step import BatchRows, PartitionedStep, why_whole
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
@@ -55,10 +55,11 @@ def verify_step(
     noted, plan = _Noted(), SplitPlan()
     partitioned = PartitionedStep(noted.watching(step), session, False, lambda _: None)
     runs_eagerly = bool(getattr(model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
-    plan.reason_not_split = why_whole(partitioned.rows_of(batch), runs_eagerly)
+    rows = partitioned.rows_of(batch)
+    plan.reason_not_split = why_whole(rows, runs_eagerly)
     if not plan.reason_not_split:
         try:
-            plan.rows = list(_compare(model, session.comm, partitioned, noted, name, batch))
+            plan.rows = list(_compare(model, session.comm, partitioned, noted, name, batch, rows))
         except Exception:
             if not partitioned.failure:
                 raise
@@ -123,9 +124,10 @@ def _compare(
     noted: _Noted,
     name: str,
     batch: Numbered | TensorShare,
+    rows: BatchRows,
 ) -> Iterator[Row]:
     """Yields a row for each gradient, number or output, and changed variable."""
-    program = partitioned.trace(partitioned.rows_of(batch))
+    program = partitioned.trace(rows)
     variables = program.concrete.variables
     before = [tf_internals.value_of(variable) for variable in variables]
 
@@ -136,9 +138,9 @@ def _compare(
             tf_internals.set_value(variable, value)
         return _Outcome(outputs, gradients, after)
 
-    one = outcome(program.concrete(*partitioned.rows_of(batch).whole_tensors()))
+    one = outcome(program.concrete(*rows.whole_tensors()))
     emitted = tf.function(
-        lambda rows: partitioned.emit(program, partitioned.rows_of(rows)), autograph=False
+        lambda given: partitioned.emit(program, partitioned.rows_of(given)), autograph=False
     )
     together = outcome(emitted(batch))
     for row in _rows(model, noted, name, variables, before, one, together):
