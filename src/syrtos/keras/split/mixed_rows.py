@@ -80,6 +80,20 @@ def loss_is_row_by_row(loss: object) -> bool:
     return function is None or is_row_by_row(function)
 
 
+def is_known(part: object) -> bool:
+    """Returns whether a loss or a metric, as `compile` takes it, is Keras's own and row by row."""
+    if part is None:
+        return True
+    if isinstance(part, str):
+        return part.lower() not in _MIXING
+    if hasattr(part, "update_state"):
+        if not is_of_keras(type(part)) or _is_along_rows(part):
+            return False
+        function = getattr(part, "_fn", None)
+        return function is None or is_row_by_row(function)
+    return is_row_by_row(part)
+
+
 def _is_along_rows(wrapper: object) -> bool:
     """Returns whether a function of Keras's was given an axis that may be that of the rows."""
     return may_be_rows(getattr(wrapper, "_fn_kwargs", {}).get("axis"))

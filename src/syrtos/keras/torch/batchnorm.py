@@ -1,4 +1,4 @@
-"""Statistics of the global batch for BatchNormalization, as ``--sync-batchnorm`` asks."""
+"""Statistics of the global batch for BatchNormalization."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import keras
 import torch
 
 from syrtos.keras.patching import Method
@@ -25,7 +26,7 @@ class _TotalContext(Protocol):
 
 
 def synchronize_moments(original: Method) -> Method:
-    """Wraps a layer's `_moments`: with ``--sync-batchnorm`` they are those of the global batch."""
+    """Wraps a layer's `_moments`: in a step on a share they are those of the global batch."""
 
     # Layers keep their configuration: Keras would not load a model again whose layers say
     # ``synchronized`` on torch.
@@ -33,19 +34,31 @@ def synchronize_moments(original: Method) -> Method:
         self: _Normalization, inputs: torch.Tensor, mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         current = step.current_step()
-        # A trial counts layers as synchronized: of others it is known, and said, that their
-        # statistics are a share's. Where each worker has all rows, the way in which one process
-        # computes their statistics rounds less.
-        synchronizes = (
-            current is not None
-            and (current.session.options.sync_batchnorm or current.outcome is not None)
-            and not current.plan.reason_not_split
-        )
-        if current is None or mask is not None or not synchronizes:
+        if current is None or not current.splits_batch:
             return original(self, inputs, mask)
-        return _moments(current, inputs, self._reduction_axes)
+        if mask is None:
+            return _moments(current, inputs, self._reduction_axes)
+        return _masked_moments(current, inputs, mask, self._reduction_axes)
 
     return moments
+
+
+def _masked_moments(
+    current: step.TorchStep, x: torch.Tensor, mask: torch.Tensor, axes: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the mean and variance of what a mask keeps of the global batch, by Keras's formulas (3.15.1)."""
+    reduced = tuple(axis % x.ndim for axis in axes)
+    kept = mask.unsqueeze(-1).expand(x.shape).bool()
+    if not current.samples:
+        kept = torch.zeros_like(kept)
+    shape = [1 if axis in reduced else n for axis, n in enumerate(x.shape)]
+    mine = torch.stack([torch.where(kept, x, 0).sum(reduced), kept.to(x.dtype).sum(reduced)])
+    total, weights = _Total.apply(mine, current)
+    weights = weights.reshape(shape) + keras.config.epsilon()
+    mean = total.reshape(shape) / weights
+    squares = torch.where(kept, x - mean, 0).square().sum(reduced)
+    variance = _Total.apply(squares, current).reshape(shape) / weights
+    return mean.squeeze(), variance.squeeze()
 
 
 def _moments(

@@ -18,6 +18,7 @@ from syrtos.keras.replica.updates import AskedReductions
 from syrtos.keras.split import script_modules
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
+from syrtos.keras.torch.partition.step import current_batch
 from syrtos.keras.torch.step import TorchStep, current_step, is_whole
 from syrtos.keras.trainer import exchange_plan, timing
 from syrtos.records import read_record, record_of
@@ -73,6 +74,11 @@ def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]
     # What the script does with the gradients (clipping, norms, an optimizer of its own) is then
     # what it is in one process.
     def backward(*args: object, **kwargs: object) -> None:
+        batch = current_batch()
+        if batch is not None:
+            with batch.reducing_gradients():
+                original(*args, **kwargs)
+            return
         step = current_step()
         if step is None or not step.reduces_early:
             original(*args, **kwargs)
@@ -114,6 +120,9 @@ def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
     ) -> _Grads:
         step = current_step()
         made = original(outputs, inputs, *args, **kwargs)
+        batch = current_batch()
+        if batch is not None and not kwargs.get("create_graph"):
+            batch.make_whole(made)
         if step is None or not step.reduces_early:
             return made
         known = {id(p) for p in step.parameters()}

@@ -16,15 +16,12 @@ from syrtos.keras import backend, fitting, keras_internals, patches, patching
 from syrtos.keras.datasets import batches
 from syrtos.keras.features import registry
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.recovery import replay
 from syrtos.keras.replica import updates
 from syrtos.keras.split import draw_patches, share_patches, shares
-from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.torch import (
     batchnorm,
     draws,
     gathering,
-    generators,
     gradients,
     rows,
     sharded_update,
@@ -81,7 +78,7 @@ def apply_all() -> None:
         [
             *share_patches.LOSSES,
             *draw_patches.SEEDS,
-            *draw_patches.of_draws("torch"),
+            *draws.PATCHES,
             *OPTIMIZERS,
             *TRAINER,
             *patches.PATCHES,
@@ -92,7 +89,6 @@ def apply_all() -> None:
         patching.install(VARIABLES)
     patching.install(registry.patches({"sharding": sharded_update.PATCHES}))
     gradients.reduce_all_optimizers()
-    draws.install()
     patching.replace(torch.autograd, "backward", gradients.reduced_after_backward)
     patching.replace(torch.autograd, "grad", gradients.reduced_grads)
 
@@ -221,8 +217,6 @@ def _predicting(model: keras.Model, function: _Step) -> _Step:
 
     def finish(scope: step.TorchStep, outputs: object) -> object:
         scope.flush()
-        if scope.plan.reason_not_split:
-            return outputs
         if not scope.splits_batch:
             return rows.own_outputs(outputs, scope.samples)
         return gathering.outputs_of_all(scope, outputs)
@@ -240,41 +234,23 @@ def _on_shares(
 
     ``finish`` makes its outputs those of the batch.
     """
-    function = naming_split(of_first.plan, world.sharing(), function)
-
     def on_share(data: list[object]) -> object:
         session = world.sharing()
+        own = registry.session_of_step(session, training)
+        together = of_first.partitions(data[0])
+        of_first.note_step(together)
+        if together:
+            return of_first.compute_together(function, data[0])
         share = rows.share_of(data[0], session)
         session.ledger.count(share.samples)
         for feature in registry.active() if training else ():
             feature.count_samples(share.samples)
-        own = registry.session_of_step(session, training)
         if own is session and session.world.size == 1:
-            # A `fit` that goes on draws its data again, and leaves out steps: these must draw from
-            # another generator.
-            with (
-                generators.own_random_numbers(0)
-                if replay.keeps_snapshots()
-                else contextlib.nullcontext()
-            ):
-                return function([share.data])
-        if of_first.is_due():
-            of_first.decide(share)
-        of_first.checks.count(1)
-        of_first.note_accumulation()
-        of_first.verifying.count_call()
-        # A step that is not split takes a batch of any form.
-        if not of_first.plan.reason_not_split:
-            rows.check_even(data[0], share)
-        scope = step.TorchStep(own, share.samples, training, of_first.reduces_early, of_first.plan)
+            return function([share.data])
+        scope = step.TorchStep(own, share.samples, training, of_first.reduces_early)
         scope.model = of_first.model
         with scope.as_current_step():
-            if not of_first.plan.reason_not_split:
-                return finish(scope, function([share.data]))
-            batch = scope.rows_of_all(share.data)
-            with scope.as_one_process():
-                outputs = function([batch])
-            return finish(scope, outputs)
+            return finish(scope, function([share.data]))
 
     return on_share
 

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import keras
 
 from syrtos.comm.world import Session
-from syrtos.keras.patching import Method
-from syrtos.keras.split.known_parts import script_sees_gradients
-from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.split.split_function import SplitFunction
-from syrtos.keras.split.trial_step import Amount
+from syrtos.keras.features import registry
+from syrtos.keras.replica import accumulation
+from syrtos.keras.split import known_parts, mixed_rows, verdicts
 from syrtos.keras.torch import gradients, torch_internals
+from syrtos.keras.torch.partition.step import PartitionedBatch
 from syrtos.keras.torch.rows import TorchShare
-from syrtos.keras.torch.trial import PredictingTorchTrial, TorchTrial, precision_of
+
+_Tree = TypeVar("_Tree")
+# Layers of Keras's whose draws have the rows of their input first, and are drawn for all rows.
+_DRAWING = frozenset({
+    "Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "GaussianDropout", "GaussianNoise", "AlphaDropout",
+})  # fmt: skip
+_RECURRENT = "keras.src.layers.rnn."
 
 
-class TorchFunction(SplitFunction[TorchShare]):
-    """A function of a model on torch, which may have hooks.
+class TorchFunction:
+    """A function of a model on torch, whose steps all workers compute together.
 
-    Trials record its decisions by numbers of rows.
+    A step of Keras's own parts alone is computed on this worker's rows, as plain tensors: that is
+    right for them, and fastest. Any other step is partitioned (see `syrtos.keras.torch.partition`).
+
+    Attributes:
+        model: the model whose function it is.
+        reduces_early: whether gradients of shares are reduced where they are made, because code of
+            the script's sees them.
+        verifying: counts the calls of the function.
     """
 
     def __init__(self, model: keras.Model, session: Session, name: str, stock: bool) -> None:
@@ -28,49 +42,105 @@ class TorchFunction(SplitFunction[TorchShare]):
         Args:
             model: the model whose function it is.
             session: the workers.
-            name: the name of the step.
+            name: the name of the step: `train_step`, `test_step` or `predict_step`.
             stock: whether the step is Keras's own.
         """
-        early = script_sees_gradients(model, stock, name) or (
+        self.model, self._session, self._name, self._stock = model, session, name, stock
+        self.reduces_early = known_parts.script_sees_gradients(model, stock, name) or (
             name == "train_step" and gradients.script_reads_gradients(session)
         )
-        super().__init__(model, session, name, stock, early)
-        self._keras_model = model
+        self.verifying = verdicts.Verifying(model, session)
+        self._accumulation = accumulation.Kind(session.comm, model)
+        # Workers that train alone for some steps exchange nothing in them.
+        alone = registry.trains_apart() or (name == "train_step" and session.options.sync_every > 0)
+        self._is_split = verdicts.is_split(session) and not alone
+        self._partitions: bool | None = None if self._is_split else False
+        self._counts_rows = False
+        self._told = 0
 
-    def _trial(self, batch: TorchShare, amount: Amount = Amount.FEW) -> TorchTrial:
-        kind = PredictingTorchTrial if self._name == "predict_step" else TorchTrial
-        step: Method = getattr(self.model, self._name)
-        return kind(self._keras_model, self._session, step, batch, amount)
+    def partitions(self, batch: object) -> bool:
+        """Returns whether a step on this batch is partitioned. All workers call this together."""
+        if not self._is_split:
+            return False
+        if self._partitions is None:
+            mine = float(any(True for _ in self._unknown_parts()))
+            answers = self._session.comm.agree("is the step partitioned?", mine)
+            self._partitions = any(answers)
+            kinds = {type(layer).__name__ for layer in torch_internals.layers_of(self.model)}
+            self._counts_rows = any(kind.startswith("SpatialDropout") for kind in kinds)
+        if self._partitions or not getattr(self.model, "built", True):
+            return True
+        if isinstance(batch, TorchShare):
+            return self._counts_rows
+        # With one row a size of 1 may be the rows, or be broadcast.
+        return not _is_even(batch, 2 * self._session.world.size)
 
-    def _has_unequal_rows(self, batch: TorchShare) -> bool:
-        mine = float(batch.is_uneven)
-        return any(self._session.comm.agree("tensors of the batch have unequal rows?", mine))
+    def note_step(self, partitioned: bool) -> None:
+        """Notes the next step: which gradients it accumulates. All workers call this together."""
+        self.verifying.count_call()
+        if self._name == "train_step":
+            self._accumulation.note(partitioned or self.reduces_early)
 
-    def _unknown_parts(self) -> Sequence[object]:
-        return [*super()._unknown_parts(), *torch_internals.hooks_of(self._keras_model)]
+    def compute_together(self, step: Callable[[list[object]], _Tree], batch: object) -> _Tree:
+        """Computes a partitioned step, and returns its outputs for the whole batch."""
+        session = self._session
+        found = PartitionedBatch(batch, self.model, session)
+        session.ledger.count(found.samples)
+        for feature in registry.active() if self._name == "train_step" else ():
+            feature.count_samples(found.samples)
+        if found.share is not None and self._told < _NOTED:
+            found.share.whole = {}
+        share = found.share
+        outputs = found.compute(lambda data: step([data]))
+        if share is not None and share.whole is not None:
+            self._told += 1
+            if share.whole:
+                session.ledger.say(computed_whole=found.describe_whole())
+        elif share is None and not self._told:
+            self._tell_whole()
+        return outputs
 
-    def _is_compared_by_all(self, mine: bool) -> bool:
-        # Hooks may differ between workers, and a trial needs all of them.
-        return any(self._session.comm.agree("compare the first batch?", float(mine)))
+    def _tell_whole(self) -> None:
+        """Says once that the batches have no rows for each worker."""
+        self._told = _NOTED
+        if self._session.world.rank == 0:
+            print(
+                f"syrtos: `{self._name}` of {self.model.name} is computed whole by every worker: its"
+                f" batches have fewer rows than the {self._session.world.size} workers, or no dense"
+                " tensors with rows.",
+                file=sys.stderr,
+            )
 
-    def _precision(self) -> int:
-        return precision_of(self._keras_model)
+    def _unknown_parts(self) -> Iterator[object]:
+        """Yields the parts of the step of which it is not known that they are right on a share."""
+        if known_parts.fixed_batch(self.model):
+            yield "a stateful layer"
+        yield from known_parts.unknown_parts(self.model, self._stock, self._name)
+        yield from torch_internals.hooks_of(self.model)
+        layers = torch_internals.layers_of(self.model)
+        yield from filter(_draws_otherwise, layers)
+        # Such a layer trains scales, whose gradients are values of the whole batch.
+        yield from (layer for layer in layers if getattr(layer, "quantization_mode", None))
+        if self._name != "predict_step":
+            yield from (
+                part
+                for part in torch_internals.losses_and_metrics_of(self.model)
+                if not mixed_rows.is_known(part)
+            )
 
-    def _decide_by(self, trial: TorchTrial, plan: SplitPlan) -> None:
-        super()._decide_by(trial, plan)
-        # Both ways may agree on these rows where the step decides by a number of them, and differ
-        # on later ones; and they have no random draws.
-        found = self._find_reason(trial)
-        if found and not plan.reason_not_split:
-            plan.reason_not_split = found
 
-    def _confirms(self, trial: TorchTrial) -> bool:
-        return super()._confirms(trial) and not self._find_reason(trial)
+# Of so many steps it is noted what every worker computes whole.
+_NOTED = 2
 
-    def _find_reason(self, trial: TorchTrial) -> str:
-        """Returns why the step can't be split, as any worker has seen; empty if none has.
 
-        All workers call this together.
-        """
-        found = self._session.comm.allgather_object(trial.reasons)
-        return next((reasons[0] for reasons in found if reasons), "")
+def _draws_otherwise(layer: object) -> bool:
+    """Returns whether a layer draws random numbers whose shape is not known to begin with the rows."""
+    kind = type(layer)
+    draws = getattr(layer, "seed_generator", None) is not None
+    return draws and kind.__name__ not in _DRAWING and not kind.__module__.startswith(_RECURRENT)
+
+
+def _is_even(batch: object, least: int) -> bool:
+    """Returns whether all tensors of a batch have equally many rows, and at least so many."""
+    counts = {len(leaf) for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", ())}
+    return len(counts) == 1 and min(counts) >= least

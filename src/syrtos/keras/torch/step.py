@@ -139,15 +139,17 @@ class TorchStep(Assignments):
         self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self.outcome = outcome
         self._total: float | None = None
-        self._common_seed = self._common_draws = 0
+        self._bounds: tuple[int, int, int] | None = None
         self._sum_factor = registry.sum_factor(training)
 
     @contextlib.contextmanager
     def as_current_step(self) -> Iterator[Self]:
         """Makes this the current step."""
         with set_within(_step, self):
-            rank = 0 if self.plan.reason_not_split else self.rank_to_seed()
-            with generators.own_random_numbers(rank) as self._common_seed:
+            if self.splits_batch:
+                yield self  # what is drawn for rows is drawn for all rows: see `draws`
+                return
+            with generators.own_random_numbers(self.rank_to_seed()):
                 yield self
 
     def rank_to_seed(self) -> int:
@@ -156,21 +158,25 @@ class TorchStep(Assignments):
         It is 0 outside of training for a model without weights yet, which are drawn alike on all
         workers: only training makes them equal afterwards.
         """
-        is_built = self.model is not None and self.model.built and self.outcome is None
-        by_rank = (self.training or is_built) and not self.draws_alike
+        is_built = self.model is not None and self.model.built
+        by_rank = (self.training or is_built) and not self.draws_alike and not self.splits_batch
         return self.session.world.rank if by_rank else 0
 
     def draws_once(self, shape: object) -> bool:
         """Returns whether a random draw is made once for the batch: see `Step.draws_once`."""
-        sizes = tuple(cast("Sequence[int]", shape)) if self.plan.batch_draws else ()
-        return self._paused or self.plan.draws_once(sizes)
+        del shape
+        return self._paused
 
-    @contextlib.contextmanager
-    def common_random_numbers(self) -> Iterator[None]:
-        """Context manager: torch's own generator gives all workers the same numbers, for one draw."""
-        self._common_draws += 1
-        with generators.common_random_numbers(self._common_seed + self._common_draws):
-            yield
+    def bounds(self) -> tuple[int, int, int]:
+        """Returns the first of this worker's rows, their number, and that of all workers' rows.
+
+        All workers call this together, once in a step at most they exchange something.
+        """
+        if self._bounds is None:
+            counts = self.session.comm.agree("rows of each worker", float(self.samples))
+            start = int(sum(counts[: self.session.comm.rank]))
+            self._bounds = start, self.samples, int(sum(counts))
+        return self._bounds
 
     # -- numbers of the global batch ---------------------------------------------------------------
 

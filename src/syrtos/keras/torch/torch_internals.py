@@ -172,6 +172,12 @@ def noting_autocast(note: Callable[[int], None]) -> Iterator[None]:
         torch.autocast.__enter__ = original
 
 
+def without_compilation() -> contextlib.AbstractContextManager[object]:
+    """Context manager: functions that `torch.compile` has made run uncompiled inside."""
+    # A compiled function would be traced for the parts that a worker has.
+    return torch.compiler.set_stance("force_eager")
+
+
 def group_of(
     device: str, address: str, rank: int, size: int, timeout: float, here: str
 ) -> CollectiveGroup:
@@ -234,6 +240,19 @@ def named_buffers(model: keras.Model) -> list[tuple[str, torch.Tensor]]:
         named = ((f"{layer.name}.{name}", buffer) for name, buffer in layer.named_buffers())
         found = {id(buffer): (name, buffer) for name, buffer in named} | found
     return list(found.values())
+
+
+def losses_and_metrics_of(model: keras.Model) -> list[object]:
+    """Returns what a script has given `compile` as losses and metrics: names, functions, objects."""
+    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    names = ("_user_metrics", "_user_weighted_metrics")
+    given = [getattr(loss, "_user_loss", None), *(getattr(metrics, name, None) for name in names)]
+    return keras.tree.flatten(given)
+
+
+def layers_of(model: keras.Model) -> list[keras.Layer]:
+    """Returns the layers of a model, and those inside of them."""
+    return _layers_of(model)
 
 
 def _layers_of(model: keras.Model) -> list[keras.Layer]:

@@ -1,0 +1,283 @@
+"""Tensors of which each worker has a part, and which Python sees as whole ones.
+
+Autograd, shapes and Python see the tensor of the whole batch. Below autograd each operation is
+computed on this worker's part if a rule says how (see `rules`). Any other operation gets its inputs
+whole, and every worker computes it: a missing rule costs time, and changes no number.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from syrtos.keras.split.script_lines import line_of_script
+from syrtos.keras.torch.partition import table
+from syrtos.keras.torch.partition.placements import PARTIAL, WHOLE, Placement, Rows, Share
+
+# Any: functions of torch take and return trees of any kind.
+_Args = tuple[Any, ...]
+_TORCH = str(torch.__path__[0])
+
+
+class PlacedTensor(torch.Tensor):
+    """A tensor that several workers have in parts.
+
+    Attributes:
+        local: this worker's part.
+        placement: says which part it is.
+        share: this worker's rows of the batch.
+        view_of: where ``placement`` is `WHOLE`, and the tensor is a view of another placed tensor:
+            writes this tensor back into that one.
+    """
+
+    local: torch.Tensor
+    placement: Placement
+    share: Share
+    view_of: Callable[[torch.Tensor], None] | None
+    _gathered: torch.Tensor | None
+    _writes_gathered: int
+
+    # The default implementation would make every result a tensor of this class.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(
+        cls,
+        local: torch.Tensor,
+        placement: Placement,
+        share: Share,
+        gathered: torch.Tensor | None = None,
+    ) -> PlacedTensor:
+        """
+        Args:
+            local: see above.
+            placement: see above.
+            share: see above.
+            gathered: the whole tensor, where it is known.
+        """
+        shape, strides = local.shape, local.stride()
+        if isinstance(placement, Rows):
+            size = share.total * placement.each
+            strides = _strides_of_whole(shape, strides, placement.dim, size)
+            shape = (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, shape, strides=strides, dtype=local.dtype, device=local.device
+        )
+        self.local, self.placement, self.share = local, placement, share
+        self.view_of = None
+        self._gathered = gathered
+        if gathered is not None:
+            self._writes_gathered = share.writes_to(local)
+        share.alive.append(weakref.ref(self))
+        return self
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: _Args = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        rule = table.rule_for(func)
+        if rule is not None:
+            found = rule(func, args, kwargs or {})
+            if found is not NotImplemented:
+                return found
+        return compute_whole(func, args, kwargs or {})
+
+    def whole(self) -> torch.Tensor:
+        """Returns the whole tensor, without a gradient. All workers call this together."""
+        return wholes([self])[0]
+
+    @property
+    def known_whole(self) -> torch.Tensor | None:
+        """The whole tensor if this worker has it already, else None."""
+        if self.placement is WHOLE:
+            return self.local
+        if self._gathered is None or self.share.writes_to(self.local) != self._writes_gathered:
+            return None
+        return self._gathered
+
+    def keep_whole(self, whole: torch.Tensor) -> None:
+        """Keeps the whole tensor for whatever needs it next."""
+        self._gathered, self._writes_gathered = whole, self.share.writes_to(self.local)
+
+    def was_written(self) -> None:
+        """Notes that this worker's part was overwritten: it is shared with views and aliases."""
+        self.share.note_write(self.local)
+
+    def write(self, whole: torch.Tensor) -> None:
+        """Overwrites the tensor by a whole one."""
+        if self.placement is WHOLE:
+            if whole is not self.local:
+                self.local.copy_(whole)
+            if self.view_of is not None:
+                self.view_of(self.local)
+        elif isinstance(self.placement, Rows):
+            self.local.copy_(self.share.cut(whole, self.placement))
+            self.was_written()
+            self.keep_whole(whole)
+        else:
+            self.local, self.placement = whole.clone(), WHOLE
+
+    # -- what Python reads -------------------------------------------------------------------------
+
+    def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
+        if self.requires_grad and not force:
+            return cast("np.ndarray[Any, Any]", torch.empty(0, requires_grad=True).numpy())
+        return self.whole().numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> np.ndarray[Any, Any]:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def tolist(self) -> Any:
+        return self.whole().tolist()
+
+    def data_ptr(self) -> int:
+        return self.whole().data_ptr()
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.whole().__dlpack__(**kwargs)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return repr(self.whole())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.whole().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        memo[id(self)] = found = self.whole().clone().requires_grad_(self.requires_grad)
+        return found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        # torch writes through views of rows, which are other tensors here.
+        changed = to_whole(self).clone()
+        changed[index] = value
+        self.copy_(changed)
+
+
+def _strides_of_whole(
+    shape: Sequence[int], strides: Sequence[int], dim: int, size: int
+) -> tuple[int, ...]:
+    """Returns the strides of a whole tensor whose parts have these strides."""
+    if dim == 0 and strides[0] == max(strides):
+        return tuple(strides)
+    mine, count = strides[dim], max(shape[dim], 1)
+    return tuple(s // count * size if s > mine else s for s in strides)
+
+
+class _ToWhole(torch.autograd.Function):
+    """The whole tensor, with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return cast("PlacedTensor", tensor).whole().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0]
+
+
+def to_whole(tensor: PlacedTensor) -> torch.Tensor:
+    """Returns a whole copy of a tensor, through which gradients flow."""
+    return cast("torch.Tensor", _ToWhole.apply(tensor))
+
+
+def wholes(tensors: Sequence[PlacedTensor]) -> list[torch.Tensor]:
+    """Returns whole tensors, without gradients; sums travel together. All workers call it together."""
+    missing = {id(t): t for t in tensors if t.known_whole is None}
+    for kind in {t.dtype: None for t in missing.values() if t.placement is PARTIAL}:
+        sums = [t for t in missing.values() if t.placement is PARTIAL and t.dtype is kind]
+        found = sums[0].share.exchanges.sum([t.local for t in sums])
+        for tensor, whole in zip(sums, found, strict=True):
+            tensor.keep_whole(whole)
+    for tensor in missing.values():
+        rows = tensor.placement
+        if isinstance(rows, Rows):
+            local = tensor.local.movedim(rows.dim, 0)
+            tensor.keep_whole(tensor.share.exchanges.gather(local).movedim(0, rows.dim))
+    return [cast("torch.Tensor", tensor.known_whole) for tensor in tensors]
+
+
+def place(whole: torch.Tensor, share: Share, like: Placement) -> torch.Tensor:
+    """Returns a whole tensor cut to this worker's rows where it has some; else the tensor itself."""
+    dims = [like] if isinstance(like, Rows) else []
+    for rows in [*dims, Rows(0, 1), Rows(0, 2)]:
+        if whole.ndim > rows.dim and whole.shape[rows.dim] == share.total * rows.each:
+            return PlacedTensor(share.cut(whole, rows), rows, share, gathered=whole)
+    return whole
+
+
+def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
+    """Computes an operation on whole tensors, as every other worker does."""
+    flat, spec = pytree.tree_flatten((args, dict(kwargs)))
+    placed = [leaf for leaf in flat if isinstance(leaf, PlacedTensor)]
+    share = placed[0].share
+    if share.whole is not None and any(t.known_whole is None for t in placed):
+        _note(share.whole, func)
+    found = dict(zip(map(id, placed), wholes(placed), strict=True))
+    written, viewed = table.aliases(func, args, kwargs)
+    for target in written:
+        # What a view of it shares may be the batch itself, which one process would change too.
+        if isinstance(target, PlacedTensor) and target.placement is not WHOLE:
+            found[id(target)] = found[id(target)].clone()
+    given, named = pytree.tree_unflatten([found.get(id(leaf), leaf) for leaf in flat], spec)
+    made = func(*given, **named)
+    for target in written:
+        if isinstance(target, PlacedTensor):
+            target.write(found[id(target)])
+    back = {id(found[id(t)]): t for t in written if isinstance(t, PlacedTensor)}
+    like = next((t.placement for t in placed if isinstance(t.placement, Rows)), WHOLE)
+    base = next((t for t in viewed if isinstance(t, PlacedTensor)), None)
+
+    def placed_again(out: object) -> object:
+        if not isinstance(out, torch.Tensor) or isinstance(out, PlacedTensor):
+            return out
+        if id(out) in back:
+            return back[id(out)]
+        return place(out, share, like) if base is None else out
+
+    if base is None:
+        return pytree.tree_map(placed_again, made)
+    return _views(made, base, lambda whole: func(*_with(args, base, whole), **kwargs))
+
+
+def _with(args: _Args, base: PlacedTensor, whole: torch.Tensor) -> _Args:
+    return tuple(whole if arg is base else arg for arg in args)
+
+
+def _views(made: Any, base: PlacedTensor, view: Callable[[torch.Tensor], Any]) -> Any:
+    """Returns the views that ``view`` makes of a tensor; what is written to them reaches that."""
+    if isinstance(made, list | tuple):
+        parts = [
+            _views(one, base, lambda whole, i=i: view(whole)[i]) for i, one in enumerate(made)
+        ]
+        return type(made)(parts)
+
+    def write_back(changed: torch.Tensor) -> None:
+        whole = base.whole() if base.placement is WHOLE else base.whole().clone()
+        view(whole).copy_(changed)
+        base.write(whole)
+
+    found = PlacedTensor(made, WHOLE, base.share)
+    found.view_of = write_back
+    return found
+
+
+def _note(whole: dict[str, int], func: Any) -> None:
+    """Notes an operation that every worker computes whole, with the script's line."""
+    frames, frame = [], sys._getframe(2)
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    line = line_of_script(frames, _TORCH, "torch")
+    name = func._schema.name.removeprefix("aten::")
+    key = f"{name} in {line}" if line else name
+    whole[key] = whole.get(key, 0) + 1

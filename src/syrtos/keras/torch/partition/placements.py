@@ -1,0 +1,97 @@
+"""The parts of a tensor that workers have: rows, terms of a sum, or all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Each worker has its rows' entries of one dimension.
+
+    Attributes:
+        dim: the dimension, counted from the first.
+        each: the entries of the dimension for each row of the batch.
+    """
+
+    dim: int
+    each: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """The tensor is the sum of the workers' tensors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """Every worker has the whole tensor."""
+
+
+Placement = Rows | Partial | Whole
+PARTIAL, WHOLE = Partial(), Whole()
+
+
+class Exchanges(Protocol):
+    """Exchanges of tensors with the other workers, which all make the same ones in the same order."""
+
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """Returns the workers' tensors, concatenated along the first dimension by rank."""
+        ...
+
+    def sum(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the sums of the workers' tensors, of one dtype each."""
+        ...
+
+    def extreme(self, local: torch.Tensor, largest: bool) -> torch.Tensor:
+        """Returns the elementwise maximum, or minimum, of the workers' tensors."""
+        ...
+
+
+class Share:
+    """This worker's rows of a batch: ``start`` up to, without, ``start + count`` of ``total``.
+
+    Attributes:
+        counts: the rows of each worker; each has at least one.
+        exchanges: with the other workers.
+        alive: the tensors that were made in the step so far.
+        whole: the operations that every worker has computed whole, with the lines of the script, if
+            they are noted.
+    """
+
+    def __init__(self, counts: Sequence[int], rank: int, exchanges: Exchanges) -> None:
+        """
+        Args:
+            counts: see above.
+            rank: this worker's.
+            exchanges: see above.
+        """
+        self.counts, self.exchanges = tuple(counts), exchanges
+        self.total, self.count = sum(counts), counts[rank]
+        self.start = sum(counts[:rank])
+        self.alive: list[weakref.ref[torch.Tensor]] = []
+        self.whole: dict[str, int] | None = None
+        # Below autograd torch does not count versions.
+        self._writes: dict[int, int] = {}
+
+    def writes_to(self, local: torch.Tensor) -> int:
+        """Returns how often memory was written to in the step so far."""
+        return self._writes.get(local.untyped_storage().data_ptr(), 0) if self._writes else 0
+
+    def note_write(self, local: torch.Tensor) -> None:
+        """Notes that memory was written to."""
+        place = local.untyped_storage().data_ptr()
+        self._writes[place] = self._writes.get(place, 0) + 1
+
+    def is_like(self, other: Share) -> bool:
+        """Returns whether rows of both are those of the same places."""
+        return self is other or self.counts == other.counts
+
+    def cut(self, tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Returns this worker's rows of a whole tensor, which is not copied."""
+        return tensor.narrow(rows.dim, self.start * rows.each, self.count * rows.each)

@@ -1,0 +1,13 @@
+"""Rules of operations of torch, by kind; importing this package registers all of them."""
+
+from syrtos.keras.torch.partition.rules import (
+    draws,
+    elementwise,
+    layers,
+    lookups,
+    products,
+    reductions,
+    shapes,
+)
+
+__all__ = ["draws", "elementwise", "layers", "lookups", "products", "reductions", "shapes"]

@@ -1,0 +1,155 @@
+"""Operations in which each element of a result comes from one element of each argument.
+
+Their rows are those of their arguments. Linear ones keep sums unreduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from syrtos.keras.torch.partition import table
+from syrtos.keras.torch.partition.placed import PlacedTensor
+from syrtos.keras.torch.partition.placements import PARTIAL, Rows
+
+_SCALED = ("aten::mul", "aten::mul_")
+_DIVIDED = ("aten::div", "aten::div_")
+_ADDED = ("aten::add", "aten::add_", "aten::sub", "aten::sub_")
+_NEGATED = ("aten::neg", "aten::neg_")
+
+
+@table.rule_where(table.is_pointwise)
+def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Computes on this worker's rows; arguments that are whole, and have the rows, are cut."""
+    if any(isinstance(value, torch.Tensor) for value in kwargs.values()):
+        return NotImplemented
+    sums = [t for t in args if isinstance(t, PlacedTensor) and t.placement is PARTIAL]
+    if sums and _is_linear(func, args, sums):
+        made = func(*(t.local if isinstance(t, PlacedTensor) else t for t in args), **kwargs)
+        if not func._schema.is_mutable:
+            return PlacedTensor(made, PARTIAL, sums[0].share)
+        sums[0].was_written()
+        return sums[0]
+    in_place = func._schema.is_mutable
+    lead = args[0] if in_place else _lead(args)
+    if not isinstance(lead, PlacedTensor) or not isinstance(lead.placement, Rows):
+        return NotImplemented
+    if in_place and lead.view_of is not None:
+        return NotImplemented
+    given = aligned(args, lead)
+    if given is None:
+        return NotImplemented
+    made = func(*given, **kwargs)
+    if in_place:
+        lead.was_written()
+        return lead
+    rows = lead.placement
+    dim = made.ndim - lead.ndim + rows.dim
+    return PlacedTensor(made, Rows(dim, rows.each), lead.share)
+
+
+@table.rule("copy_")
+def copied(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Copies this worker's rows."""
+    return elementwise(func, args, kwargs)
+
+
+@table.rule("_to_copy", "clone", "detach", "alias", "lift_fresh", "detach_", "contiguous", "native_dropout_backward")
+def kept(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Computes on this worker's part, of whatever kind that is."""
+    (tensor, *rest) = args
+    if not isinstance(tensor, PlacedTensor):
+        return NotImplemented
+    if tensor.placement is PARTIAL:
+        dtype = kwargs.get("dtype")
+        # A sum is rounded once, and a truth value is no sum.
+        narrows = dtype is not None and not (
+            dtype.is_floating_point
+            and tensor.dtype.is_floating_point
+            and torch.finfo(dtype).bits >= torch.finfo(tensor.dtype).bits
+        )
+        if narrows:
+            return NotImplemented
+    elif not isinstance(tensor.placement, Rows):
+        return NotImplemented
+    given = aligned(args, tensor) if any(isinstance(t, torch.Tensor) for t in rest) else [tensor.local, *rest]
+    if given is None:
+        return NotImplemented
+    made = func(*given, **kwargs)
+    if made is tensor.local:
+        return tensor
+    gathered = tensor.known_whole if func._schema.name in ("aten::detach", "aten::alias") else None
+    return PlacedTensor(made, tensor.placement, tensor.share, gathered)
+
+
+@table.rule("zeros_like", "ones_like", "full_like", "empty_like")
+def filled(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Makes a tensor of this worker's rows; one like a sum is whole."""
+    tensor = args[0]
+    if isinstance(tensor.placement, Rows):
+        made = func(tensor.local, *args[1:], **kwargs)
+        return PlacedTensor(made, tensor.placement, tensor.share)
+    return func(tensor.local, *args[1:], **kwargs)
+
+
+@table.rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
+def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Makes a whole tensor of any shape, of the dtype of this one."""
+    return func(args[0].local, *args[1:], **kwargs)
+
+
+def _lead(args: Sequence[Any]) -> PlacedTensor | None:
+    """Returns the tensor whose rows the result has: the one of the most elements."""
+    found = [t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)]
+    return max(found, key=lambda t: t.local.numel()) if len(found) > 1 else found[0] if found else None
+
+
+def _is_linear(func: Any, args: Sequence[Any], sums: Sequence[PlacedTensor]) -> bool:
+    """Returns whether the operation of sums is the sum of the operation."""
+    name = func._schema.name
+    if func._schema.is_mutable and args[0] is not sums[0]:
+        return False
+    if name in _NEGATED:
+        return True
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    if name in _ADDED:
+        # Of other shapes or dtypes the result is not one of the sums' form.
+        kinds = {(tuple(t.shape), t.dtype) for t in tensors}
+        return len(tensors) == len(sums) == 2 and len(kinds) == 1
+    if name in _SCALED or (name in _DIVIDED and func._overloadname in ("Tensor", "Scalar")):
+        scaled, *factors = args if args[0] is sums[0] else reversed(args[:2])
+        is_first = args[0] is sums[0]
+        whole = all(not isinstance(f, PlacedTensor) for f in factors)
+        return len(sums) == 1 and whole and (is_first or name == "aten::mul") and scaled.is_floating_point()
+    return False
+
+
+def aligned(args: Sequence[Any], lead: PlacedTensor) -> list[Any] | None:
+    """Returns arguments that broadcast with this worker's rows of ``lead``; None where they don't.
+
+    Whole tensors that have the rows are cut, and those that have other rows become whole.
+    """
+    rows, share = lead.placement, lead.share
+    assert isinstance(rows, Rows)
+    from_end = lead.ndim - rows.dim
+    size = share.total * rows.each
+    given: list[Any] = []
+    for value in args:
+        if not isinstance(value, torch.Tensor):
+            given.append(value)
+            continue
+        dim = value.ndim - from_end
+        mine: torch.Tensor = value
+        if isinstance(value, PlacedTensor):
+            if value.placement == Rows(dim, rows.each) and share.is_like(value.share):
+                given.append(value.local)
+                continue
+            mine = value.whole()
+        if dim >= 0 and mine.shape[dim] != 1:
+            if mine.shape[dim] != size:
+                return None
+            mine = share.cut(mine, Rows(dim, rows.each))
+        given.append(mine)
+    return given

@@ -1,0 +1,239 @@
+"""Operations that compute each row by itself: convolutions, poolings, normalizations, attention, losses.
+
+Their arguments and results have the rows in their first dimension, or belong to all rows. The table
+says which do: ``r`` has rows, ``w`` is whole, ``p`` is a sum over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from syrtos.keras.torch.partition import table
+from syrtos.keras.torch.partition.placed import PlacedTensor
+from syrtos.keras.torch.partition.placements import PARTIAL, Rows, Share
+
+# The kinds of tensors among an operation's arguments, in order, and of its results.
+_BY_ROW: dict[str, tuple[str, str]] = {
+    "convolution": ("rww", "r"),
+    "convolution_backward": ("rrw", "rpp"),
+    "max_pool2d_with_indices": ("r", "rr"),
+    "max_pool2d_with_indices_backward": ("rr------r", "r"),
+    "max_pool3d_with_indices": ("r", "rr"),
+    "max_pool3d_with_indices_backward": ("rr------r", "r"),
+    "avg_pool2d": ("r", "r"),
+    "avg_pool2d_backward": ("rr", "r"),
+    "avg_pool3d": ("r", "r"),
+    "avg_pool3d_backward": ("rr", "r"),
+    "_adaptive_avg_pool2d": ("r", "r"),
+    "_adaptive_avg_pool2d_backward": ("rr", "r"),
+    "adaptive_max_pool2d": ("r", "rr"),
+    "adaptive_max_pool2d_backward": ("rrr", "r"),
+    "upsample_nearest1d": ("r", "r"),
+    "upsample_nearest2d": ("r", "r"),
+    "upsample_bilinear2d": ("r", "r"),
+    "upsample_bicubic2d": ("r", "r"),
+    "upsample_linear1d": ("r", "r"),
+    "_upsample_nearest_exact2d": ("r", "r"),
+    "grid_sampler_2d": ("rr", "r"),
+    "pixel_shuffle": ("r", "r"),
+    "native_layer_norm": ("r-ww", "rrr"),
+    "native_layer_norm_backward": ("rr-rrww", "rpp"),
+    "_scaled_dot_product_flash_attention_for_cpu": ("rrr", "rr"),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": ("rrrrrr", "rrr"),
+    "_euclidean_dist": ("rr", "r"),
+    "linalg_cross": ("rr", "r"),
+}
+# Those whose second dimension may be a size that one row alone has, without a first one of rows.
+_RANK = {"convolution": 3, "convolution_backward": 3, "_adaptive_avg_pool2d": 4, "avg_pool2d": 4, "max_pool2d_with_indices": 4, "upsample_nearest2d": 4}
+_FIRST = Rows(0, 1)
+
+
+@table.rule(*_BY_ROW)
+def by_row(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Computes this worker's rows."""
+    name = func._schema.name.removeprefix("aten::")
+    takes, gives = _BY_ROW[name]
+    lead = next(
+        (t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None
+    )
+    if lead is None or any(isinstance(v, torch.Tensor) for v in kwargs.values()):
+        return NotImplemented
+    rows, share = lead.placement, lead.share
+    assert isinstance(rows, Rows)
+    if rows.dim != 0 or lead.ndim < _RANK.get(name, 2):
+        return NotImplemented
+    given: list[Any] = []
+    for place, value in enumerate(args):
+        kind = takes[place] if place < len(takes) else "-"
+        mine = _argument(value, kind, rows, share)
+        if mine is None and value is not None:
+            return NotImplemented
+        given.append(mine)
+    if name == "native_layer_norm" and lead.ndim <= len(args[1]):
+        return NotImplemented
+    made = func(*given, **kwargs)
+    results = made if isinstance(made, tuple) else (made,)
+    placed = [
+        one if not isinstance(one, torch.Tensor) else PlacedTensor(one, rows if kind == "r" else PARTIAL, share)
+        for one, kind in zip(results, _padded(gives, len(results)), strict=False)
+    ]
+    return tuple(placed) if isinstance(made, tuple) else placed[0]
+
+
+def _padded(gives: str, count: int) -> str:
+    return gives + gives[-1] * (count - len(gives))
+
+
+def _argument(value: Any, kind: str, rows: Rows, share: Share) -> Any:
+    """Returns this worker's part of an argument; None where it has not the rows, or isn't whole."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if kind == "w":
+        return value.whole() if isinstance(value, PlacedTensor) else value
+    if kind != "r":
+        return None
+    if isinstance(value, PlacedTensor):
+        if value.placement == rows and share.is_like(value.share):
+            return value.local
+        value = value.whole()
+    has_rows = value.ndim and value.shape[0] == share.total * rows.each
+    return share.cut(value, rows) if has_rows else None
+
+
+@table.rule("native_group_norm")
+def group_norm(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Normalizes groups of channels of each row; the number of rows is an argument."""
+    tensor, weight, bias, count, *rest = args
+    rows = tensor.placement if isinstance(tensor, PlacedTensor) else None
+    if rows != _FIRST or count != tensor.share.total or any(isinstance(t, PlacedTensor) for t in (weight, bias)):
+        return NotImplemented
+    made = func(tensor.local, weight, bias, tensor.share.count, *rest, **kwargs)
+    return tuple(PlacedTensor(one, _FIRST, tensor.share) for one in made)
+
+
+@table.rule("native_group_norm_backward")
+def group_norm_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The gradient of `group_norm`."""
+    grad, tensor, mean, deviation, weight, count, *rest = args
+    placed = [t for t in (grad, tensor, mean, deviation) if isinstance(t, PlacedTensor) and t.placement == _FIRST]
+    if len(placed) < 4 or count != grad.share.total or isinstance(weight, PlacedTensor):
+        return NotImplemented
+    locals_ = [t.local for t in placed]
+    made = func(*locals_, weight, grad.share.count, *rest, **kwargs)
+    kinds = (_FIRST, PARTIAL, PARTIAL)
+    return tuple(
+        None if one is None else PlacedTensor(one, kind, grad.share) for one, kind in zip(made, kinds, strict=True)
+    )
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+_NONE, _MEAN, _SUM = 0, 1, 2  # ATen's numbers of reductions
+
+
+@table.rule("mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
+def loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Adds up a loss over elements; a mean divides by the elements of the whole batch."""
+    names = [parameter.name for parameter in func._schema.arguments]
+    place = names.index("reduction")
+    reduction = args[place] if place < len(args) else kwargs.get("reduction", _MEAN)
+    lead, given = _aligned(args[:place])
+    if lead is None or kwargs.keys() - {"reduction", "beta", "delta"}:
+        return NotImplemented
+    # A weight may have another shape than the batch: then the mean is of the broadcast one.
+    if any(t.shape != lead.local.shape for t in given if isinstance(t, torch.Tensor)):
+        return NotImplemented
+    given += [None] * (place - len(given))  # weights that are left out
+    rest = args[place + 1 :]
+    share = lead.share
+    named = {name: value for name, value in kwargs.items() if name != "reduction"}
+    if reduction == _NONE:
+        return PlacedTensor(func(*given, _NONE, *rest, **named), lead.placement, share)
+    total = func(*given, _SUM, *rest, **named)
+    return PlacedTensor(total / lead.numel() if reduction == _MEAN else total, PARTIAL, share)
+
+
+@table.rule("mse_loss_backward", "binary_cross_entropy_backward", "smooth_l1_loss_backward", "huber_loss_backward", "soft_margin_loss_backward")
+def loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The gradient of `loss`."""
+    names = [parameter.name for parameter in func._schema.arguments]
+    place = names.index("reduction")
+    reduction = args[place] if place < len(args) else _MEAN
+    grad, *others = args[:place]
+    lead, given = _aligned(others)
+    if lead is None or kwargs or place >= len(args):
+        return NotImplemented
+    if any(t.shape != lead.local.shape for t in given if isinstance(t, torch.Tensor)):
+        return NotImplemented
+    rows, share = lead.placement, lead.share
+    assert isinstance(rows, Rows)
+    if reduction == _NONE:
+        mine = _argument_at(grad, rows, share)
+        if mine is None:
+            return NotImplemented
+    else:
+        mine = grad.whole() if isinstance(grad, PlacedTensor) else grad
+        if reduction == _MEAN:
+            mine = mine / lead.numel()
+    how = _NONE if reduction == _NONE else _SUM
+    return PlacedTensor(func(mine, *given, how, *args[place + 1 :]), rows, share)
+
+
+def _argument_at(value: torch.Tensor, rows: Rows, share: Share) -> torch.Tensor | None:
+    if isinstance(value, PlacedTensor):
+        if value.placement == rows and share.is_like(value.share):
+            return value.local
+        value = value.whole()
+    return share.cut(value, rows) if value.ndim > rows.dim and value.shape[rows.dim] == share.total * rows.each else None
+
+
+def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
+    lead = next((t for t in values if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None)
+    if lead is None:
+        return None, []
+    rows = lead.placement
+    assert isinstance(rows, Rows)
+    given: list[Any] = []
+    for value in values:
+        mine = _argument_at(value, rows, lead.share) if isinstance(value, torch.Tensor) else value
+        if mine is None and value is not None:
+            return None, []
+        given.append(mine)
+    return lead, given
+
+
+@table.rule("nll_loss_forward", "nll_loss2d_forward")
+def nll_loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Takes the likelihoods of classes; a mean divides by the weights of the whole batch."""
+    likelihoods, target, weight, reduction, ignored = args
+    lead, given = _aligned([likelihoods, target])
+    if lead is None or lead.placement != _FIRST or likelihoods.ndim < 2 or isinstance(weight, PlacedTensor):
+        return NotImplemented
+    if reduction == _NONE:
+        made, total = func(*given, weight, _NONE, ignored)
+        return PlacedTensor(made, _FIRST, lead.share), total
+    made, total = func(*given, weight, _SUM, ignored)
+    made, total = lead.share.exchanges.sum([made, total])
+    return (made / total if reduction == _MEAN else made), total
+
+
+@table.rule("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The gradient of `nll_loss`."""
+    grad, likelihoods, target, weight, reduction, ignored, total = args
+    lead, given = _aligned([likelihoods, target])
+    if lead is None or lead.placement != _FIRST or likelihoods.ndim < 2 or isinstance(weight, PlacedTensor):
+        return NotImplemented
+    total = total.whole() if isinstance(total, PlacedTensor) else total
+    if reduction == _NONE:
+        mine = _argument_at(grad, _FIRST, lead.share)
+        if mine is None:
+            return NotImplemented
+    else:
+        mine = grad.whole() if isinstance(grad, PlacedTensor) else grad
+    return PlacedTensor(func(mine, *given, weight, reduction, ignored, total), _FIRST, lead.share)
+
+

@@ -1,0 +1,110 @@
+"""Products of matrices: rows stay rows, and what is summed over rows is a sum over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from syrtos.keras.torch.partition import table
+from syrtos.keras.torch.partition.placed import PlacedTensor
+from syrtos.keras.torch.partition.placements import PARTIAL, Placement, Rows, Share
+
+_Args = tuple[Any, ...]
+_Named = Mapping[str, Any]
+
+
+def _rows(tensor: torch.Tensor) -> Rows | None:
+    found = tensor.placement if isinstance(tensor, PlacedTensor) else None
+    return found if isinstance(found, Rows) else None
+
+
+def _part(tensor: torch.Tensor, rows: Rows, share: Share) -> torch.Tensor | None:
+    """Returns this worker's rows of a tensor, or None where it has not these."""
+    if isinstance(tensor, PlacedTensor):
+        if tensor.placement == rows and share.is_like(tensor.share):
+            return tensor.local
+        tensor = tensor.whole()
+    return share.cut(tensor, rows) if tensor.shape[rows.dim] == share.total * rows.each else None
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.whole() if isinstance(tensor, PlacedTensor) else tensor
+
+
+def _factors(one: torch.Tensor, other: torch.Tensor) -> tuple[Any, Any, Placement, Share] | None:
+    """Returns this worker's parts of two factors, and the placement of their product.
+
+    The last two dimensions are those of matrices; dimensions before them are alike in both.
+    """
+    last = one.ndim - 1
+    for lead, of_first in ((one, True), (other, False)):
+        rows = _rows(lead)
+        if rows is None:
+            continue
+        assert isinstance(lead, PlacedTensor)
+        share = lead.share
+        if rows.dim < last - 1:  # a batch of matrices
+            parts = _part(one, rows, share), _part(other, rows, share)
+            placement: Placement = rows
+        elif rows.dim == (last if of_first else last - 1):  # summed over
+            parts = (
+                _part(one, Rows(last, rows.each), share),
+                _part(other, Rows(last - 1, rows.each), share),
+            )
+            placement = PARTIAL
+        else:
+            parts = (lead.local, _whole(other)) if of_first else (_whole(one), lead.local)
+            placement = rows
+        return None if parts[0] is None or parts[1] is None else (*parts, placement, share)
+    for lead, factor in ((one, other), (other, one)):
+        if isinstance(lead, PlacedTensor) and lead.placement is PARTIAL and not isinstance(factor, PlacedTensor):
+            parts = (lead.local, factor) if lead is one else (factor, lead.local)
+            return *parts, PARTIAL, lead.share
+    return None
+
+
+@table.rule("mm", "bmm", "mv", "dot")
+def product(func: Any, args: _Args, kwargs: _Named) -> Any:
+    """Multiplies matrices, or batches of them."""
+    one, other = args
+    if func._schema.name in ("aten::mv", "aten::dot") or kwargs:
+        return _with_vector(func, one, other) if not kwargs else NotImplemented
+    found = _factors(one, other)
+    if found is None:
+        return NotImplemented
+    mine, its, placement, share = found
+    return PlacedTensor(func(mine, its), placement, share)
+
+
+def _with_vector(func: Any, one: torch.Tensor, vector: torch.Tensor) -> Any:
+    rows, share = _rows(one), getattr(one, "share", None) or getattr(vector, "share", None)
+    if rows is not None and rows.dim == 0 and one.ndim == 2:
+        assert isinstance(one, PlacedTensor)
+        return PlacedTensor(func(one.local, _whole(vector)), rows, one.share)
+    rows = rows or _rows(vector)
+    if rows is None or share is None:
+        return NotImplemented
+    mine = _part(one, Rows(one.ndim - 1, rows.each), share)
+    its = _part(vector, Rows(0, rows.each), share)
+    return NotImplemented if mine is None or its is None else PlacedTensor(func(mine, its), PARTIAL, share)
+
+
+@table.rule("addmm", "baddbmm", "addmv", "addbmm")
+def product_and_term(func: Any, args: _Args, kwargs: _Named) -> Any:
+    """Adds a term to a product whose rows are this worker's."""
+    term, one, other = args
+    if func._schema.name != "aten::addmm" and func._schema.name != "aten::baddbmm":
+        return NotImplemented
+    found = _factors(one, other)
+    if found is None or not isinstance(found[2], Rows):
+        return NotImplemented
+    mine, its, rows, share = found
+    dim = term.ndim - (one.ndim - rows.dim)
+    if isinstance(term, PlacedTensor) or (dim >= 0 and term.shape[dim] != 1):
+        part = _part(term, Rows(dim, rows.each), share) if dim >= 0 else None
+        if part is None:
+            return NotImplemented
+        term = part
+    return PlacedTensor(func(term, mine, its, **kwargs), rows, share)

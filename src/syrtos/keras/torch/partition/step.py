@@ -1,0 +1,191 @@
+"""A step of a model on torch, which all workers compute together on the whole batch."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+import keras
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from syrtos.comm.communicator import share_of
+from syrtos.comm.world import Session
+from syrtos.keras.torch import gathering, rows, torch_internals
+from syrtos.keras.torch.partition import rules
+from syrtos.keras.torch.partition.exchanges import TensorExchanges
+from syrtos.keras.torch.partition.placed import PlacedTensor, wholes
+from syrtos.keras.torch.partition.placements import PARTIAL, Rows, Share
+from syrtos.keras.torch.step import TorchStep, as_one_process
+
+_Tree = TypeVar("_Tree")
+_step: ContextVar[PartitionedBatch | None] = ContextVar("step", default=None)
+_NAMED = 5  # so many operations are named in the record of a run
+_FIRST = Rows(0, 1)
+assert rules.__all__
+
+
+def current_batch() -> PartitionedBatch | None:
+    """Returns the batch that this thread computes together with the other workers."""
+    return _step.get()
+
+
+class PartitionedBatch:
+    """A batch of which each worker has its rows, in a step on it.
+
+    Attributes:
+        share: this worker's rows; None where every worker computes the whole batch.
+        data: the batch, as the step takes it.
+        samples: this worker's rows, which count as its samples.
+    """
+
+    def __init__(self, batch: object, model: keras.Model, session: Session) -> None:
+        """All workers call this together.
+
+        Args:
+            batch: the whole batch, or a `TorchShare` that holds this worker's rows.
+            model: the model whose step it is.
+            session: the workers.
+        """
+        self._model, self._session = model, session
+        self._exchanges = TensorExchanges(session.comm)
+        self.share: Share | None = None
+        self.data, self.samples = batch, 0
+        if isinstance(batch, rows.TorchShare):
+            self._place_share(batch)
+        else:
+            self._place_whole(batch)
+
+    def _place_whole(self, batch: object) -> None:
+        rank, size = self._session.world.rank, self._session.world.size
+        leaves = [leaf for leaf in keras.tree.flatten(batch) if rows.has_rows(leaf)]
+        total = len(leaves[0]) if leaves else 1
+        bounds = [share_of(total, one, size) for one in range(size)]
+        counts = [stop - start for start, stop in bounds]
+        self.samples = counts[rank]
+        if total < size or not leaves:
+            return
+        share = self.share = Share(counts, rank, self._exchanges)
+        self.data = _map(lambda leaf: _placed(leaf, share), batch)
+
+    def _place_share(self, batch: rows.TorchShare) -> None:
+        comm, self.samples = self._session.comm, batch.samples
+        counts = [int(n) for n in comm.agree("rows of each worker", float(batch.samples))]
+        if not all(counts) or batch.is_uneven:
+            self.data = gathering.rows_of_all(TorchStep(self._session, batch.samples, False), batch.data)
+            return
+        share = self.share = Share(counts, self._session.world.rank, self._exchanges)
+
+        def place(leaf: Any) -> Any:
+            is_row = isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == batch.samples
+            return PlacedTensor(leaf, _FIRST, share) if is_row else leaf
+
+        self.data = _map(place, batch.data)
+
+    def compute(self, step: Callable[[Any], _Tree]) -> _Tree:
+        """Computes a step, and returns its outputs for the whole batch."""
+        with as_one_process(), torch_internals.without_compilation():
+            if self.share is None:
+                return step(self.data)
+            token = _step.set(self)
+            try:
+                outputs = cast("_Tree", to_wholes(step(self.data)))
+            finally:
+                _step.reset(token)
+            self.data = None
+            self._end(self.share)
+            return outputs
+
+    def _end(self, share: Share) -> None:
+        """Makes whole what the script keeps of the step: gradients, or a tensor in a list."""
+        self._reduce([(p, p.grad) for p in self._parameters() if p.grad is not None])
+        kept = _alive(share)
+        comm = self._session.comm
+        if not any(comm.agree("tensors of the step that are kept", float(len(kept)))):
+            return
+        del kept
+        gc.collect()  # what only a cycle holds may be gone on some workers
+        kept = _alive(share)
+        places = comm.allgather_object([place for place, _ in kept])
+        common = set(places[0]).intersection(*places[1:])
+        wholes([tensor for place, tensor in kept if place in common])
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for p in self._model.parameters() if p.requires_grad]
+
+    @contextlib.contextmanager
+    def reducing_gradients(self) -> Iterator[None]:
+        """Context manager around `backward`: gradients of parameters are whole afterwards."""
+        parameters = self._parameters()
+        # Added to an older gradient, each part would travel alone.
+        before = [(p, p.grad) for p in parameters if p.grad is not None]
+        for parameter, _ in before:
+            parameter.grad = None
+        yield
+        self._reduce([(p, p.grad) for p in parameters if p.grad is not None])
+        for parameter, old in before:
+            with torch.no_grad():
+                parameter.grad = old if parameter.grad is None else old.add_(parameter.grad)
+
+    def _reduce(self, given: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        placed = [(p, grad) for p, grad in given if isinstance(grad, PlacedTensor)]
+        for dtype in dict.fromkeys(grad.dtype for _, grad in placed):
+            sums = [(p, g) for p, g in placed if g.known_whole is None and g.placement is PARTIAL and g.dtype is dtype]
+            if sums and dtype.is_floating_point:
+                found = self._exchanges.gradients([g.local for _, g in sums], [p for p, _ in sums])
+                for (_, grad), whole in zip(sums, found, strict=True):
+                    grad.keep_whole(whole)
+        for (parameter, _), whole in zip(placed, wholes([g for _, g in placed]), strict=True):
+            parameter.grad = whole
+
+    def make_whole(self, grads: Sequence[torch.Tensor | None]) -> None:
+        """Makes gradients whole together, which the script has asked for."""
+        wholes([grad for grad in grads if isinstance(grad, PlacedTensor)])
+
+    def describe_whole(self) -> str:
+        """Returns the operations that every worker computed whole, as a text; empty without any."""
+        found = (self.share and self.share.whole) or {}
+        named = sorted(found, key=lambda name: -found[name])
+        more = len(named) - _NAMED
+        return ", ".join(named[:_NAMED]) + f" and {more} more" * (more > 0)
+
+
+def _alive(share: Share) -> list[tuple[int, PlacedTensor]]:
+    """Returns the tensors of a step that are alive and not known whole, with their numbers."""
+    found = [(place, ref()) for place, ref in enumerate(share.alive)]
+    return [
+        (place, tensor)
+        for place, tensor in found
+        if isinstance(tensor, PlacedTensor) and tensor.known_whole is None
+    ]
+
+
+def _map(function: Callable[[Any], Any], tree: object) -> object:
+    return keras.tree.map_structure(function, tree)
+
+
+def _placed(leaf: Any, share: Share) -> Any:
+    """Returns this worker's rows of a leaf of the batch; a leaf without these rows itself."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
+        leaf = torch.from_numpy(leaf) if leaf.dtype.name in _DTYPES else leaf
+    is_dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    if not is_dense or not leaf.ndim or len(leaf) != share.total:
+        return leaf
+    return PlacedTensor(share.cut(leaf, _FIRST), _FIRST, share, gathered=leaf)
+
+
+# Of other arrays the tensors have other dtypes than Keras makes of them.
+_DTYPES = ("float32", "float16", "int32", "int64", "uint8", "bool")
+
+
+def to_wholes(tree: _Tree) -> _Tree:
+    """Returns a structure with whole tensors. All workers call this together."""
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, PlacedTensor)]
+    found = dict(zip(map(id, leaves), wholes([leaf.detach() for leaf in leaves]), strict=True))  # pyright: ignore
+    return cast("_Tree", pytree.tree_map(lambda leaf: found.get(id(leaf), leaf), tree))

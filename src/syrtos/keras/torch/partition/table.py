@@ -1,0 +1,84 @@
+"""The rules by which operations act on parts of tensors, by the names of the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+# Any: an operation takes and returns values of any kind. A rule that declines returns
+# `NotImplemented`.
+Rule = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
+
+_rules: dict[str, Rule] = {}
+_tagged: list[tuple[Callable[[Any], bool], Rule]] = []
+_found: dict[Any, Rule | None] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Decorator: registers a rule for operations.
+
+    ``names``: those of ATen, such as ``view``, of all its overloads, or ``sum.dim_IntList``.
+    """
+
+    def register(function: Rule) -> Rule:
+        _rules.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def rule_where(matches: Callable[[Any], bool]) -> Callable[[Rule], Rule]:
+    """Decorator: registers a rule for all operations that match, where they have none by name."""
+
+    def register(function: Rule) -> Rule:
+        _tagged.append((matches, function))
+        return function
+
+    return register
+
+
+def rule_for(func: Any) -> Rule | None:
+    """Returns the rule of an operation, or None."""
+    try:
+        return _found[func]
+    except KeyError:
+        found = _found[func] = _find(func)
+        return found
+
+
+def _find(func: Any) -> Rule | None:
+    namespace, _, name = func._schema.name.partition("::")
+    if namespace != "aten":
+        return None
+    for key in (f"{name}.{func._overloadname}", name):
+        if key in _rules:
+            return _rules[key]
+    return next((function for matches, function in _tagged if matches(func)), None)
+
+
+def names() -> list[str]:
+    """Returns the names of the operations that have a rule of their own."""
+    return sorted(_rules)
+
+
+def is_pointwise(func: Any) -> bool:
+    """Returns whether each element of the result comes from one element of each argument."""
+    tags = func.tags
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def aliases(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], list[Any]]:
+    """Returns the arguments that an operation writes to, and those that its results are views of."""
+    written, viewed = [], []
+    for place, parameter in enumerate(func._schema.arguments):
+        alias = parameter.alias_info
+        if alias is None:
+            continue
+        value = args[place] if place < len(args) else kwargs.get(parameter.name)
+        for one in value if isinstance(value, list | tuple) else [value]:
+            (written if alias.is_write else viewed).append(one)
+    return written, viewed
