@@ -144,7 +144,7 @@ class Options:
         shard_update: whether each worker updates its part of each variable, and keeps the
             optimizer's state of that part alone: see `syrtos.keras.features.sharding`.
         verify: on torch and with Estimators ``"first"``: some rows of the first batch are computed both whole and split, before
-            it counts, where not all is Keras's own: see `syrtos.keras.split.first_batch`;
+            it counts, where not all is Keras's own: see `syrtos.keras.split.known_parts`;
             ``"off"``: steps are split as Keras's own are; ``"only"``: the first batches of all
             functions are looked at, and training ends after them.
         bucket_mb: the approximate size, in megabytes, of the groups in which gradients are

@@ -58,20 +58,9 @@ class Step(Protocol[TensorT]):
         """Returns whether this worker has a part of a batch, and not a batch of its own."""
         ...
 
-    def draws_once(self, shape: object) -> bool:
-        """Returns whether a random draw of this shape is made once for the batch.
-
-        ``shape``: integers, or tensors of them.
-        """
-        ...
-
     @property
     def draws_alike(self) -> bool:
         """Returns whether random numbers that are drawn now are the same on all workers."""
-        ...
-
-    def drawing_once(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: what is drawn inside is the same on all workers."""
         ...
 
     def rows_of_all(self, tree: Tree) -> Tree:
@@ -101,13 +90,10 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         global_program: whether the framework computes the global batch as one program over all
             workers. Where it does not, each worker computes its share, and syrtos exchanges
             gradients and states.
-        draws_as_plain: whether a step that each worker computes whole draws the random numbers that
-            it draws in plain Python.
     """
 
     name: ClassVar[str]
     global_program: ClassVar[bool] = False
-    draws_as_plain: ClassVar[bool] = True
 
     @abc.abstractmethod
     def eager(self) -> bool:

@@ -21,6 +21,7 @@ from syrtos import settings
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, sessions, specs
+from syrtos.dialects.estimator.checks import Checks
 from syrtos.dialects.estimator.config import RunConfig, with_model_dir
 from syrtos.dialects.estimator.first_batch import (
     Comparing,
@@ -30,10 +31,9 @@ from syrtos.dialects.estimator.first_batch import (
     of_any_rows,
     tell_once,
 )
+from syrtos.dialects.estimator.plan import SplitPlan
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
-from syrtos.keras.split.checks import Checks, Epochs
-from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import patching, reduction, reproducible, tf_internals
 from syrtos.keras.tensorflow.input import TensorShare
 
@@ -481,7 +481,7 @@ class Estimator:
         )
         if self._keeps_static or not inputs.is_split(input_fn, self._how(mode)):
             return []
-        known = self._known.setdefault(step, (SplitPlan(), Checks(self._workers.part(Epochs))))
+        known = self._known.setdefault(step, (SplitPlan(), Checks()))
         return [Comparing(scope, known, step, loss, train_op, metrics, self._config.session_config)]
 
     def _seed(self, graph: tf.Graph) -> None:

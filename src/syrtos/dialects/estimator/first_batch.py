@@ -18,11 +18,12 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
+from syrtos.dialects.estimator import deciding
+from syrtos.dialects.estimator.checks import Checks
 from syrtos.dialects.estimator.graphs import GraphScope
+from syrtos.dialects.estimator.plan import SplitPlan
 from syrtos.dialects.estimator.trial import GraphTrial
-from syrtos.keras.split import comparison, first_batch, verdicts
-from syrtos.keras.split.checks import Checks
-from syrtos.keras.split.plan import SplitPlan
+from syrtos.keras.split import comparison, verdicts
 from syrtos.keras.tensorflow import input as pipelines
 from syrtos.keras.tensorflow import tf_internals_graphs
 
@@ -218,12 +219,12 @@ class Comparing(v1.train.SessionRunHook):
     def _compare(self, trial: GraphTrial, is_first: bool) -> None:
         workers = self._scope.session
         if is_first:
-            first_batch.decide(self.plan, trial, workers)
-        elif not first_batch.confirm(self.plan, trial, workers):
+            deciding.decide(self.plan, trial, workers)
+        elif not deciding.confirm(self.plan, trial, workers):
             other = self.plan.for_next_comparison()
-            first_batch.decide(other, trial, workers)
+            deciding.decide(other, trial, workers)
             self.plan.adopt(other)
-            verdicts.tell_change(self.plan, workers, self._what, self.checks.steps + 1, _COMPUTES)
+            tell_change(self.plan, workers, self._what, self.checks.steps + 1, _COMPUTES)
         if self.plan.reason_not_split.startswith(
             _NOT_TRIED
         ):  # as where all rows do not fit into the memory of one worker
@@ -238,16 +239,23 @@ class Comparing(v1.train.SessionRunHook):
                 "no sum or mean over the workers makes of their numbers those of the batch"
             )
         if is_first or self.plan.reason_not_split:
-            verdicts.tell(self.plan, workers, self._what, _COMPUTES)
+            self._tell()
         if is_first and workers.options.verify == "only":
             verdicts.Verifying.note(
-                self.plan,
+                self.plan.rows,
                 workers,
                 "model_fn",
                 self._kind,
                 comparison.bound_of(trial.precision()),
+                self.plan.reason_not_split,
                 _COMPUTES,
             )
+
+    def _tell(self) -> None:
+        if self.plan.reason_not_split:
+            verdicts.tell(self.plan.reason_not_split, self._scope.session, self._what, _COMPUTES)
+        elif self.plan.difference is not None:
+            self._scope.session.ledger.say(first_batch=self.plan.difference)
 
 
 def _can_follow(plan: SplitPlan) -> bool:
@@ -267,6 +275,25 @@ def _normalizes(graph: tf.Graph) -> bool:
         return any("Grad" not in one.type and one.get_attr("is_training") for one in fused)
     names = [v.op.name for v in v1.global_variables()]
     return any(name.endswith(("moving_mean", "moving_variance")) for name in names)
+
+
+def tell_change(plan: SplitPlan, session: Session, what: str, step: int, computes: str) -> None:
+    """Says that a later batch has changed how a step is split; the record of the run has it too."""
+    session.ledger.say(changed_at=step)
+    if not (plan.reason_not_split or plan.variables or plan.gradients != "mean"):
+        return  # a number that it returns becomes a sum, or no sum any more
+    if session.world.rank == 0:
+        how = (
+            f"is not split any more: {plan.reason_not_split}. {computes} the whole batch"
+            if plan.reason_not_split
+            else "is split in another way"
+        )
+        print(
+            f"syrtos: from step {step:,} on {what} {how}: in this batch the workers would compute"
+            " something else than one process. Earlier steps that did, between two comparisons,"
+            " may differ from those of one process.",
+            file=sys.stderr,
+        )
 
 
 def tell_once(session: Session, text: str) -> None:

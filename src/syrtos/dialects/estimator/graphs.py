@@ -15,9 +15,9 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.dialects.estimator import hooks
+from syrtos.dialects.estimator.plan import SplitPlan
 from syrtos.dialects.estimator.specs import EstimatorSpec
 from syrtos.errors import ConfigurationError
-from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.gradients import times
 from syrtos.keras.tensorflow.step import TensorFlowStep

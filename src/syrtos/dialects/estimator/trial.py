@@ -12,9 +12,9 @@ import tensorflow as tf
 from syrtos.comm.communicator import ReduceOp
 from syrtos.dialects.estimator import hooks
 from syrtos.dialects.estimator.graphs import GraphScope
-from syrtos.keras.split import comparison, trial_step
-from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.split.trial_step import Assigned, StepOutcome
+from syrtos.dialects.estimator.outcomes import Assigned, StepOutcome, compare_outcomes
+from syrtos.dialects.estimator.plan import SplitPlan
+from syrtos.keras.split.described_errors import describe_error
 
 if TYPE_CHECKING:
     from tensorflow.core.protobuf.config_pb2 import ConfigProto
@@ -118,7 +118,7 @@ class GraphTrial:
         one, other = (self.compute_split(SplitPlan()) for _ in range(2))
         if one.error or other.error:
             return True  # the comparison says more
-        return not comparison.compare_outcomes(comm, one, other, 1e-6, SplitPlan())[0]
+        return not compare_outcomes(comm, one, other, 1e-6, SplitPlan())[0]
 
     # -- as `StepTrial` says ---------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class GraphTrial:
         try:
             return self._run({**rows, **ways}, is_whole)
         except Exception as error:
-            return StepOutcome(error=trial_step.describe_error(error))
+            return StepOutcome(error=describe_error(error))
 
     def _run(self, feed: dict[object, object], is_whole: bool) -> StepOutcome:
         session = self._session

@@ -20,8 +20,8 @@ from syrtos.comm import world
 from syrtos.keras.jax import distribution
 from syrtos.keras.jax.variables import gather_array
 from syrtos.keras.replica import state
-from syrtos.keras.split import comparison, trial_step
-from syrtos.keras.split.plan import Row, SplitPlan
+from syrtos.keras.split import comparison
+from syrtos.keras.split.comparison import Row
 from syrtos.keras.split.verdicts import Verifying
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _compare(model: keras.Model, raw: Step, before: State, data: object) -> None
         )
     ]
     bound = comparison.bound_of(min(map(_precision, jax.tree.leaves(one))))
-    Verifying.note(SplitPlan(rows=rows), session, model.name, raw.__name__, bound)
+    Verifying.note(rows, session, model.name, raw.__name__, bound)
 
 
 def _precision(value: jax.Array) -> int:
@@ -146,7 +146,7 @@ def _rows(
             "gradient", trained[index] if index < len(trained) else f"gradient {index + 1}", a, b
         )
     logs = jax.tree.leaves(one[0])
-    names = trial_step.names_of(one[0], logs)
+    names = comparison.names_of(one[0], logs)
     for key, a, b in zip(names, logs, jax.tree.leaves(together[0]), strict=True):
         yield comparison.compare_values("log" if name != "predict_step" else "output", key, a, b)
     groups = [model.trainable_variables, model.non_trainable_variables]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
+import keras
 from keras import ops
 
 from syrtos.comm.communicator import Communicator
@@ -20,6 +21,16 @@ from syrtos.keras.split import mixed_rows, shares
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Optimizer
     from syrtos.keras.split.tensors import Tensor
+
+
+class _Seed(Protocol):
+    """A tensor of a backend, of the two unsigned integers that a random operation takes."""
+
+    @property
+    def dtype(self) -> object: ...
+
+    def __add__(self, offset: object, /) -> Self: ...
+
 
 OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 
@@ -131,6 +142,24 @@ def _apply_mask(
     return apply_mask
 
 
+# -- random draws ---------------------------------------------------------------------------------------
+
+
+def _seed_by_rank(
+    original: Callable[[keras.random.SeedGenerator, bool], _Seed],
+) -> Callable[[keras.random.SeedGenerator, bool], _Seed]:
+    def next_seed(self: keras.random.SeedGenerator, ordered: bool = True) -> _Seed:
+        seed, rank = original(self, ordered), backend.active().rank_to_seed()
+        if rank == 0:
+            return seed
+        offset = [rank * shares.SEED_STRIDE, 0]
+        return seed + ops.convert_to_tensor(
+            offset, dtype=keras.backend.standardize_dtype(seed.dtype)
+        )
+
+    return next_seed
+
+
 # -- what is replaced, and why -------------------------------------------------------------------------
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -169,4 +198,7 @@ LOSSES = [
     Patch(f"{_LOSS}:Loss", "__init__", mixed_rows.adapting_loss, "The same of a loss whose class has a `__call__` of its own."),
     Patch(f"{_METRICS}:MeanMetricWrapper", "update_state", mixed_rows.mean_of_all_rows, "The same of a function as a metric."),
     Patch("keras.src.metrics.metric:Metric", "__init__", mixed_rows.adapting_class, "The same of a metric of the script's own."),
+]  # fmt: skip
+SEEDS = [
+    Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Workers have equal seeds, and draw other numbers for their rows."),
 ]  # fmt: skip

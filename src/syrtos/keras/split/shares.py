@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, SupportsInt, TypeVa
 from syrtos.comm import world
 from syrtos.keras import backend
 from syrtos.keras.features import finite
-from syrtos.keras.split import trial_step
+from syrtos.keras.split import noted_gradients
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, P, R
@@ -34,24 +34,14 @@ class Assignments(Generic[VariableT, TensorT]):
         # The variables too: an identity is that of another object once its own is gone.
         self._dirty: dict[int, tuple[VariableT, TensorT]] = {}
         self._paused = False
-        self._draws_once = False
 
     @property
     def draws_alike(self) -> bool:
         """Returns whether random numbers that are drawn now are the same on all workers.
 
-        Those of an optimizer's update are, and those within `drawing_once`.
+        Those of an optimizer's update are.
         """
-        return self._paused or self._draws_once
-
-    @contextlib.contextmanager
-    def drawing_once(self) -> Iterator[None]:
-        """Context manager: what is drawn inside is drawn once for the batch, as in one process."""
-        outer, self._draws_once = self._draws_once, True
-        try:
-            yield
-        finally:
-            self._draws_once = outer
+        return self._paused
 
     @contextlib.contextmanager
     def pausing_notes(self) -> Iterator[None]:
@@ -126,14 +116,14 @@ def updating(
 ) -> Callable[Concatenate[OptimizerT, P], R | SupportsInt]:
     """Wraps an optimizer's method: what it assigns is equal on all workers already.
 
-    Where gradients are noted (see `trial_step.noting_gradients`), it makes no update, and returns
+    Where gradients are noted (see `noted_gradients.noting_gradients`), it makes no update, and returns
     the number of those made before.
     """
 
     def method(self: OptimizerT, *args: P.args, **kwargs: P.kwargs) -> R | SupportsInt:
         update: Callable[..., R] = original
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        notes = trial_step.noting()
+        notes = noted_gradients.noting()
         if notes is not None:
             # `apply` takes gradients and, unless the optimizer is built, variables;
             # `apply_gradients` takes pairs, which may come from an iterator.
@@ -148,7 +138,7 @@ def updating(
             if not notes.updates:
                 return self.iterations
         positional = [arguments.pop(place) for place in range(len(args))]
-        with trial_step.noting_nothing(), backend.active().updating():
+        with noted_gradients.noting_nothing(), backend.active().updating():
             return update(self, *positional, **arguments)
 
     return method

@@ -20,7 +20,7 @@ from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import updates
-from syrtos.keras.split import draw_patches, share_patches
+from syrtos.keras.split import share_patches
 from syrtos.keras.split.verdicts import is_split
 from syrtos.keras.tensorflow import (
     compiled_update,
@@ -79,7 +79,7 @@ def apply_all() -> None:
     patching.install(
         [
             *share_patches.LOSSES,
-            *draw_patches.SEEDS,
+            *share_patches.SEEDS,
             *STRATEGY,
             *TRAINER,
             *compiled_update.PATCHES,

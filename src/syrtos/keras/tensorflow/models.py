@@ -14,7 +14,6 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.features import finite, registry
 from syrtos.keras.split import keras_origin, known_parts, shares, verdicts
-from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input_policy import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy
@@ -157,7 +156,7 @@ def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
     if not record.of_whole_batches:
         record.of_whole_batches = True
         verdicts.tell(
-            SplitPlan(reason_not_split=f"its `{making}` is the script's own"),
+            f"its `{making}` is the script's own",
             session,
             f"`{method}` of {model.name}",
         )

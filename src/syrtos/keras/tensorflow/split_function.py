@@ -15,7 +15,6 @@ from syrtos.keras.features import registry
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import accumulation
 from syrtos.keras.split import known_parts, verdicts
-from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.input import Numbered, TensorShare, cut, numbered_by_hand
@@ -175,8 +174,7 @@ class TensorFlowFunction:
         """Says once why every worker computes whole batches."""
         if not self._has_told:
             self._has_told = True
-            plan = SplitPlan(reason_not_split=why)
-            verdicts.tell(plan, self._session, f"`{self._name}` of {self.model.name}")
+            verdicts.tell(why, self._session, f"`{self._name}` of {self.model.name}")
 
 
 def partitions(session: Session, name: str) -> bool:

@@ -105,10 +105,6 @@ class TensorFlowStep(Watcher):
         with within_step(self if is_shared else None, self.training):
             yield self
 
-    def draws_once(self, shape: object) -> bool:
-        """Returns False: no batch has shown which draws are made once for it."""
-        return False
-
     @property
     def active(self) -> tf.Tensor:
         """Boolean scalar: whether this worker has samples."""

@@ -55,7 +55,9 @@ def _of_mask(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
             noise_shape = (total, *noise_shape[1:])
         # Draws are in the order of the memory, which layers may have permuted.
         size = (total, *inputs.shape[1:])
-        ones = torch.empty_strided(size, _strides(inputs, total), dtype=inputs.dtype, device=inputs.device)
+        ones = torch.empty_strided(
+            size, _strides(inputs, total), dtype=inputs.dtype, device=inputs.device
+        )
         scales = original(ones.fill_(1), rate, noise_shape, seed)
         return inputs * scales[start : start + count]
 

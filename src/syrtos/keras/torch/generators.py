@@ -12,9 +12,6 @@ from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras.split.shares import SEED_STRIDE
 
-# Far from the seeds of all ranks.
-_FOR_BATCHES = 1 << 56
-
 
 class DrawingSteps:
     """The number of steps of a session that have drawn random numbers of their own."""
@@ -40,14 +37,6 @@ def own_random_numbers(rank: int) -> Iterator[int]:
         count.steps += 1
         seed_generators(common + rank * SEED_STRIDE)
         yield common
-
-
-@contextlib.contextmanager
-def common_random_numbers(seed: int) -> Iterator[None]:
-    """Makes torch's own generator give all workers that have this seed the same numbers."""
-    with _generators_forked() as seed_generators:
-        seed_generators(seed + _FOR_BATCHES)
-        yield
 
 
 @contextlib.contextmanager

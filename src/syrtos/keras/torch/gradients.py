@@ -144,20 +144,11 @@ def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
 def _mean(
     step: TorchStep, grads: list[torch.Tensor], variables: Sequence[torch.Tensor] = ()
 ) -> list[torch.Tensor]:
-    """Returns the mean by samples of the workers' gradients, or their sum if the plan says so."""
+    """Returns the mean by samples of the workers' gradients."""
     comm = step.session.comm
     if comm.size == 1 or not grads:
         return grads
-    if step.plan.gradients == "mean":
-        # Without variables nothing is compressed: a trial would leave its rounding errors to the
-        # next step.
-        return ops.weighted_mean(
-            comm, grads, float(step.samples), variables=[] if step.outcome else variables
-        )
-    # The sum: the plain mean of the workers that have samples, times their number.
-    active = float(bool(step.samples))
-    workers = sum(comm.agree("workers that have samples", active))
-    return [g * workers for g in ops.weighted_mean(comm, grads, active)]
+    return ops.weighted_mean(comm, grads, float(step.samples), variables=variables)
 
 
 def workers_of(optimizer: Optimizer) -> Communicator | None:

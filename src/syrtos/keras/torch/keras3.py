@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +11,13 @@ import torch
 from keras.src.backend.torch import trainer as torch_trainer
 
 from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.keras import backend, fitting, keras_internals, patches, patching
 from syrtos.keras.datasets import batches
 from syrtos.keras.features import registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import updates
-from syrtos.keras.split import draw_patches, share_patches, shares
+from syrtos.keras.split import share_patches, shares
 from syrtos.keras.torch import (
     batchnorm,
     draws,
@@ -77,7 +77,7 @@ def apply_all() -> None:
     patching.install(
         [
             *share_patches.LOSSES,
-            *draw_patches.SEEDS,
+            *share_patches.SEEDS,
             *draws.PATCHES,
             *OPTIMIZERS,
             *TRAINER,
@@ -234,13 +234,16 @@ def _on_shares(
 
     ``finish`` makes its outputs those of the batch.
     """
+
     def on_share(data: list[object]) -> object:
         session = world.sharing()
-        own = registry.session_of_step(session, training)
+        of_first.verify(function, lambda: on_local(data, session), data[0])
         together = of_first.partitions(data[0])
         of_first.note_step(together)
-        if together:
-            return of_first.compute_together(function, data[0])
+        return of_first.compute_together(function, data[0]) if together else on_local(data, session)
+
+    def on_local(data: list[object], session: Session) -> object:
+        own = registry.session_of_step(session, training)
         share = rows.share_of(data[0], session)
         session.ledger.count(share.samples)
         for feature in registry.active() if training else ():
@@ -261,7 +264,6 @@ def _on_shares(
 def _noting_assign(original: Method) -> Method:
     def direct_assign(self: keras.Variable, value: torch.Tensor) -> None:
         current = step.current_step()
-        step.assigning(self)
         if current is None:
             original(self, value)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -14,6 +13,7 @@ from syrtos.keras.replica import accumulation
 from syrtos.keras.split import known_parts, mixed_rows, verdicts
 from syrtos.keras.torch import gradients, torch_internals
 from syrtos.keras.torch.partition.step import PartitionedBatch
+from syrtos.keras.torch.partition.verifying import verify_step
 from syrtos.keras.torch.rows import TorchShare
 
 _Tree = TypeVar("_Tree")
@@ -56,7 +56,8 @@ class TorchFunction:
         self._is_split = verdicts.is_split(session) and not alone
         self._partitions: bool | None = None if self._is_split else False
         self._counts_rows = False
-        self._told = 0
+        self._noted = 0
+        self._is_to_verify = self._is_split and session.options.verify == "only"
 
     def partitions(self, batch: object) -> bool:
         """Returns whether a step on this batch is partitioned. All workers call this together."""
@@ -88,28 +89,46 @@ class TorchFunction:
         session.ledger.count(found.samples)
         for feature in registry.active() if self._name == "train_step" else ():
             feature.count_samples(found.samples)
-        if found.share is not None and self._told < _NOTED:
-            found.share.whole = {}
-        share = found.share
+        is_noted = self._noted < _NOTED
+        self._noted += 1
+        if not is_noted:
+            return found.compute(lambda data: step([data]))
+        found.note_whole()
         outputs = found.compute(lambda data: step([data]))
-        if share is not None and share.whole is not None:
-            self._told += 1
-            if share.whole:
-                session.ledger.say(computed_whole=found.describe_whole())
-        elif share is None and not self._told:
-            self._tell_whole()
+        if whole := found.describe_whole():
+            session.ledger.say(computed_whole=whole)
+        if found.has_no_rows:
+            verdicts.tell(_NO_ROWS, session, f"`{self._name}` of {self.model.name}")
         return outputs
 
-    def _tell_whole(self) -> None:
-        """Says once that the batches have no rows for each worker."""
-        self._told = _NOTED
-        if self._session.world.rank == 0:
-            print(
-                f"syrtos: `{self._name}` of {self.model.name} is computed whole by every worker: its"
-                f" batches have fewer rows than the {self._session.world.size} workers, or no dense"
-                " tensors with rows.",
-                file=sys.stderr,
+    def verify(
+        self, step: Callable[[list[object]], object], local: Callable[[], object], batch: object
+    ) -> None:
+        """Compares the first step with one process, for `syrtos verify`. All workers call this together.
+
+        Args:
+            step: computes a step.
+            local: computes it on shares; used where the step is not partitioned.
+            batch: of the step.
+        """
+        if not self._is_to_verify:
+            return
+        self._is_to_verify = False
+        partitions = self.partitions(batch)
+
+        def one() -> object:
+            return PartitionedBatch(batch, self.model, self._session).compute_whole(
+                lambda data: step([data])
             )
+
+        def together() -> tuple[object, str]:
+            if not partitions:
+                return local(), ""
+            found = PartitionedBatch(batch, self.model, self._session)
+            found.note_whole()
+            return found.compute(lambda data: step([data])), found.describe_whole()
+
+        verify_step(self.model, self._session, self._name, one, together)
 
     def _unknown_parts(self) -> Iterator[object]:
         """Yields the parts of the step of which it is not known that they are right on a share."""
@@ -131,6 +150,7 @@ class TorchFunction:
 
 # Of so many steps it is noted what every worker computes whole.
 _NOTED = 2
+_NO_ROWS = "its batches have no dense tensors with rows"
 
 
 def _draws_otherwise(layer: object) -> bool:

@@ -9,10 +9,9 @@ samples).
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, overload
 
 import keras
 import numpy as np
@@ -21,10 +20,8 @@ import torch
 
 from syrtos.comm.world import Session
 from syrtos.keras.features import registry
-from syrtos.keras.split import trial_step, verdicts
-from syrtos.keras.split.plan import Rule, SplitPlan
+from syrtos.keras.split import verdicts
 from syrtos.keras.split.shares import Assignments
-from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.torch import gathering, generators, torch_internals
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.scopes import set_within
@@ -36,19 +33,9 @@ if TYPE_CHECKING:
 _Tree = TypeVar("_Tree")
 _step: ContextVar[TorchStep | None] = ContextVar("step", default=None)
 _whole: ContextVar[bool] = ContextVar("whole", default=False)
-_note: ContextVar[Callable[[keras.Variable], None] | None] = ContextVar("note", default=None)
 # A number, or a tensor of numbers, that a step returns.
 Number = torch.Tensor | npt.NDArray[np.generic] | np.generic | float | int
 _Floats = npt.NDArray[np.float64] | np.float64
-_EXTREMES: tuple[Rule, ...] = ("max", "min")
-# The dtypes in which numbers of a step are compared, by NumPy's kinds; that of other kinds is
-# float64.
-_COMPARED_AS: Mapping[str, type[np.generic]] = {
-    "f": np.float64,
-    "i": np.int64,
-    "u": np.int64,
-    "b": np.bool_,
-}
 
 
 def current_step() -> TorchStep | None:
@@ -74,20 +61,6 @@ def as_one_process() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def noting_assignments(note: Callable[[keras.Variable], None]) -> Iterator[None]:
-    """Calls ``note``, within the context, with each Keras variable that is about to be assigned."""
-    with set_within(_note, note):
-        yield
-
-
-def assigning(variable: keras.Variable) -> None:
-    """Tells `noting_assignments` that a Keras variable is about to be assigned."""
-    note = _note.get()
-    if note:
-        note(variable)
-
-
 class TorchStep(Assignments):
     """The state of a step.
 
@@ -98,9 +71,6 @@ class TorchStep(Assignments):
         training: whether it is a step of `fit`.
         reduces_early: whether gradients are reduced where they are made, by `backward`, for code
             that looks at them; else where an optimizer of Keras's own takes them.
-        plan: the way such steps are split, as the first batch has shown.
-        outcome: takes what this worker itself has computed, if this is a trial on the first batch
-            that does not count.
         model: the model whose step it is.
         overlap: the optimizer whose gradients are on their way already, and these, in a step of
             Keras's own.
@@ -119,25 +89,19 @@ class TorchStep(Assignments):
         samples: int,
         training: bool,
         reduces_early: bool = False,
-        plan: SplitPlan | None = None,
-        outcome: StepOutcome | None = None,
     ) -> None:
         """
         Args:
             session: the workers.
             samples: see above.
             training: see above.
-            reduces_early: see above; the plan may overrule it.
-            plan: see above.
-            outcome: see above.
+            reduces_early: see above.
         """
         super().__init__()
         self.session = session
         self.samples = samples
         self.training = training
-        self.plan = plan or SplitPlan()
-        self.reduces_early = self.plan.reduces_where_made(reduces_early)
-        self.outcome = outcome
+        self.reduces_early = reduces_early
         self._total: float | None = None
         self._bounds: tuple[int, int, int] | None = None
         self._sum_factor = registry.sum_factor(training)
@@ -161,11 +125,6 @@ class TorchStep(Assignments):
         is_built = self.model is not None and self.model.built
         by_rank = (self.training or is_built) and not self.draws_alike and not self.splits_batch
         return self.session.world.rank if by_rank else 0
-
-    def draws_once(self, shape: object) -> bool:
-        """Returns whether a random draw is made once for the batch: see `Step.draws_once`."""
-        del shape
-        return self._paused
 
     def bounds(self) -> tuple[int, int, int]:
         """Returns the first of this worker's rows, their number, and that of all workers' rows.
@@ -251,56 +210,20 @@ class TorchStep(Assignments):
     ) -> object:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
-        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or
-        what the plan says, and ``buffers`` their mean.
+        Floating scalars among the outputs of a `train_step` of the script's own, which workers
+        compute by themselves, become their mean by samples, and ``buffers`` their mean.
         """
-        numbers = [] if logs_are_global or self.plan.reason_not_split else numbers_of(outputs)
-        if self.outcome is not None:
-            self.outcome.own_logs = [number_as_array(number) for number in numbers]
-        buffers = () if self.plan.reason_not_split else buffers
-        replace = self.plan.combine_logs(
-            numbers, _is_log, lambda means: self.flush(buffers, means), self._combine
+        numbers = [] if logs_are_global else [n for n in numbers_of(outputs) if _is_log(n)]
+        means = self.flush(buffers, numbers)
+        replace = (
+            {id(number): mean for number, mean in zip(numbers, means, strict=True)}
+            if numbers
+            else {}
         )
         return (
             keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs)
             if replace
             else outputs
-        )
-
-    def _combine(self, number: Number, rule: Rule) -> Number:
-        """Returns the sum, maximum or minimum over the workers that have samples."""
-        # Among the numbers of a step only tensors have dimensions: see `_is_number`.
-        if isinstance(number, torch.Tensor) and number.ndim:
-            return self._combine_tensors(number, rule)
-        if rule == "sum":
-            return _like(
-                number,
-                self._sum("numbers that a step returns", float(number) if self.samples else 0.0),
-            )
-        # What a worker without samples gives must not win.
-        worst = -np.inf if rule == "max" else np.inf
-        values = self.session.comm.agree(
-            "numbers that a step returns", float(number) if self.samples else worst
-        )
-        return _like(number, max(values) if rule == "max" else min(values))
-
-    def _combine_tensors(self, tensor: torch.Tensor, rule: Rule) -> torch.Tensor:
-        other = {"sum": 0.0, "max": -np.inf, "min": np.inf}[rule]
-        mine = _wide(tensor) if self.samples else np.full(tuple(tensor.shape), other)
-        rows = self.session.comm.allgather(np.asarray(mine)[np.newaxis])
-        found = {"sum": np.sum, "max": np.max, "min": np.min}[rule](rows, axis=0)
-        return torch.as_tensor(found, device=tensor.device).to(tensor.dtype)
-
-    def _rule_of(self, variable: keras.Variable) -> Rule:
-        """Returns the rule by which the workers' values of a variable become one."""
-        if known := self.plan.variables.get(id(variable)):
-            return known
-        return (
-            "sum"
-            if _is_sum(variable)
-            else "mean"
-            if variable._value.is_floating_point()
-            else "equal"
         )
 
     def flush(
@@ -311,85 +234,38 @@ class TorchStep(Assignments):
         Returns the means by samples of ``scalars``.
         """
         dirty, self._dirty = self._dirty, {}
-        by_rule: dict[Rule, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        for variable, base in dirty.values():
-            self._warn_if_unproven(variable)
-            value: torch.Tensor = variable._value
-            if self.outcome is not None:
-                self.outcome.own[id(variable)] = _wide(value).copy()
-            by_rule.setdefault(self._rule_of(variable), []).append((value, base))
-        sums = by_rule.get("sum", [])
-        means = [*by_rule.get("mean", []), *((buffer, buffer.clone()) for buffer in buffers)]
-        extremes = [
-            (value, base, rule) for rule in _EXTREMES for value, base in by_rule.get(rule, [])
+        sums = [(variable._value, base) for variable, base in dirty.values() if _is_sum(variable)]
+        means = [
+            (variable._value, base)
+            for variable, base in dirty.values()
+            if not _is_sum(variable) and variable._value.is_floating_point()
         ]
-        if not (sums or means or extremes or scalars):
+        means += [(buffer, buffer.clone()) for buffer in buffers]
+        if not (sums or means or scalars):
             return []
         # Each worker's metric goes on from the same value: only what it has added since is summed.
         changes = [_wide(value) - _wide(base) for value, base in sums]
-        weighted = [
-            _wide(value) * self.samples for value in [*(value for value, _ in means), *scalars]
-        ]
-        rows = [_wide(value if self.samples else base) for value, base, _ in extremes]
-        rows = [
-            trial_step.in_own_row(row, self.session.comm.rank, self.session.comm.size)
-            for row in rows
-        ]
+        weighted = [_wide(value) * self.samples for value in [*(v for v, _ in means), *scalars]]
         total, *added = self._sum_over_workers(
-            [np.asarray(float(self.samples)), *changes, *weighted], rows
+            [np.asarray(float(self.samples)), *changes, *weighted]
         )
-        averages = [
-            part / max(float(total), 1.0) for part in added[len(sums) : len(sums) + len(weighted)]
-        ]
+        averages = [part / max(float(total), 1.0) for part in added[len(sums) :]]
         with torch.no_grad():
             for (value, base), change in zip(sums, added, strict=False):
                 value.copy_(torch.as_tensor(_wide(base) + change))
             for (value, base), average in zip(means, averages, strict=False):
                 value.copy_(torch.as_tensor(average) if total > 0 else base)
-            for (value, _, rule), found in zip(
-                extremes, added[len(sums) + len(weighted) :], strict=True
-            ):
-                value.copy_(
-                    torch.as_tensor(found.max(axis=0) if rule == "max" else found.min(axis=0))
-                )
         return [
             _like(scalar, mean)
             for scalar, mean in zip(scalars, averages[len(means) :], strict=True)
         ]
 
-    def _warn_if_unproven(self, variable: keras.Variable) -> None:
-        """Says once that a variable is assigned which no comparison has met."""
-        # It is not an error: the step has computed with parts of the rows, and can't be computed
-        # otherwise any more.
-        if (
-            self.outcome is not None
-            or self.plan.reason_not_split
-            or _is_sum(variable)
-            or self.plan.knows_rule(id(variable))
-        ):
-            return
-        self.plan.compared_variables.add(id(variable))
-        if self.session.world.rank == 0 and self.splits_batch:
-            print(
-                f"syrtos: `{variable.path}` is assigned in some steps alone, and no comparison of"
-                " rows has shown what becomes of it: it is the"
-                f" {'mean over' if variable._value.is_floating_point() else 'value of each of'} the"
-                " workers from now on, which may differ from one process.",
-                file=sys.stderr,
-            )
-
-    def _sum_over_workers(
-        self, parts: Sequence[_Floats], of_all: Sequence[_Floats]
-    ) -> list[_Floats]:
-        """Returns the sums of all parts over the workers.
-
-        ``parts`` count as zeros on a worker without samples.
-        """
+    def _sum_over_workers(self, parts: Sequence[_Floats]) -> list[_Floats]:
+        """Returns the sums of parts, which count as zeros on a worker without samples."""
         if not self.samples:
             # Whatever the row that does not count has given.
             parts = [np.zeros_like(part) for part in parts]
         # One vector of float64 takes one exchange, and holds counters and float32 states exactly.
-        parts = [*parts, *of_all]
         shapes = [np.shape(part) for part in parts]
         vector = np.concatenate([np.reshape(part, -1) for part in parts])
         with self.session.ledger.span("exchange"):
@@ -432,19 +308,6 @@ def _is_sum(variable: keras.Variable) -> bool:
 def numbers_of(outputs: object) -> list[Number]:
     """Returns the numbers, and tensors of numbers, among what a step returns, in order."""
     return [leaf for leaf in keras.tree.flatten(outputs) if _is_number(leaf)]
-
-
-def number_as_array(leaf: Number) -> npt.NDArray[np.generic]:
-    """Returns a step's number as float64, a whole number as int64, and a truth value as bool."""
-    if isinstance(leaf, torch.Tensor):
-        # NumPy has no bfloat16.
-        leaf = (
-            leaf.detach()
-            .to("cpu", torch.float64 if leaf.is_floating_point() else leaf.dtype)
-            .numpy()
-        )
-    value = np.asarray(leaf)
-    return value.astype(_COMPARED_AS.get(value.dtype.kind, np.float64))
 
 
 def _is_number(leaf: object) -> TypeGuard[Number]:

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
-from typing import Any, ParamSpec, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 import keras
 import torch.distributed
+from torch.utils import _pytree
 
 from syrtos import settings
 from syrtos.keras import keras_internals, rendezvous
 
-_P = ParamSpec("_P")
-# The functions of torch that draw a new tensor, and the methods that fill one with draws.
-_DRAWS = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "randint", "normal")
-_FILLS = ("bernoulli_", "exponential_", "normal_", "uniform_")
+TensorT = TypeVar("TensorT", bound=torch.Tensor)
 
 
 class CollectiveGroup(Protocol):
@@ -37,139 +32,24 @@ class CollectiveGroup(Protocol):
     def allreduce(self, tensors: list[torch.Tensor], /) -> torch.distributed.Work: ...
 
 
-class _MakingWeights(threading.local):
-    """The mark that this thread makes a variable of Keras."""
+# In the place of a class's `__torch_function__`: results are not made tensors of that class.
+NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
 
-    now = False
+# Trees of tuples, lists and dictionaries, as operations of torch take and return them.
+tree_map, tree_leaves = _pytree.tree_map, _pytree.tree_leaves
+tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 
 
-@contextlib.contextmanager
-def without_draws() -> Iterator[None]:
-    """Makes all rows of random draws equal, on all workers and in any number, within the context.
+def wrapping_tensor(
+    kind: type[TensorT], shape: Sequence[int], strides: Sequence[int], like: torch.Tensor
+) -> TensorT:
+    """Returns a tensor without memory of its own, of the dtype and device of another one.
 
-    Torch's generators then go on as before. Weights that Keras makes meanwhile are drawn as ever.
+    ``kind``: a class whose `__torch_dispatch__` computes with it.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            torch.random.fork_rng(
-                [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-            )
-        )
-        for owner, name, replacement in _replacements_of_draws():
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
-        yield
-
-
-def _replacements_of_draws() -> list[tuple[object, str, Callable[..., object]]]:
-    """Returns owner, name and replacement of each function that draws, for `without_draws`."""
-    making_weights = _MakingWeights()
-    replaced: list[tuple[object, str, Callable[..., object]]] = [
-        (torch, name, _drawing_equal_rows(getattr(torch, name), making_weights)) for name in _DRAWS
-    ]
-    # It draws in C++, where none of the functions above is called: here it changes nothing.
-    replaced.append((torch.nn.functional, "dropout", lambda input, *args, **kwargs: input))
-    replaced.append(
-        (keras.Variable, "__init__", _noting_weights(keras.Variable.__init__, making_weights))
+    return kind._make_wrapper_subclass(
+        kind, shape, strides=strides, dtype=like.dtype, device=like.device
     )
-    replaced.append((torch, "multinomial", _most_probable))
-    # Keras makes a permutation by sorting draws; those of above are equal, and would leave each row
-    # where it is.
-    replaced.append((random_functions_of_keras(), "shuffle", _backwards))
-    replaced += [
-        (torch.Tensor, name, _filling_equal_rows(getattr(torch.Tensor, name), making_weights))
-        for name in _FILLS
-    ]
-    return replaced
-
-
-def random_functions_of_keras() -> ModuleType:
-    """Returns the module whose functions Keras calls, by name, to draw on torch."""
-    return importlib.import_module("keras.src.backend.torch.random")
-
-
-def _noting_weights(
-    original: Callable[_P, None], making_weights: _MakingWeights
-) -> Callable[_P, None]:
-    """Wraps the `__init__` of Keras's variables: ``making_weights`` says when it runs."""
-
-    def init(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        outer, making_weights.now = making_weights.now, True
-        try:
-            original(*args, **kwargs)
-        finally:
-            making_weights.now = outer
-
-    return init
-
-
-def _drawing_equal_rows(
-    original: Callable[..., torch.Tensor], making_weights: _MakingWeights
-) -> Callable[..., torch.Tensor]:
-    """Wraps a function that draws a tensor: all rows are its first one, of a fixed seed."""
-
-    def draw(*args: object, **kwargs: object) -> torch.Tensor:
-        if making_weights.now:
-            return original(*args, **kwargs)
-        torch.manual_seed(0)
-        found = original(*args, **_without_generator(kwargs))
-        return found if not found.ndim or not len(found) else found[:1].expand_as(found).clone()
-
-    return draw
-
-
-def _filling_equal_rows(
-    original: Callable[..., torch.Tensor], making_weights: _MakingWeights
-) -> Callable[..., torch.Tensor]:
-    """Wraps a method that fills a tensor with draws: all rows equal the first, of a fixed seed."""
-
-    def fill(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        if making_weights.now:
-            return original(self, *args, **kwargs)
-        torch.manual_seed(0)
-        original(self, *args, **_without_generator(kwargs))
-        return self.copy_(self[:1].expand_as(self).clone()) if self.ndim and len(self) else self
-
-    return fill
-
-
-def _without_generator(kwargs: Mapping[str, object]) -> dict[str, object]:
-    # `torch.manual_seed` seeds torch's own generator alone.
-    return {name: value for name, value in kwargs.items() if name != "generator"}
-
-
-def _backwards(x: object, axis: int = 0, seed: object = None) -> torch.Tensor:
-    """Returns a tensor from its last row to its first."""
-    # Any permutation would do that a share and the batch don't have in common.
-    del seed
-    # Keras declares the tensors of all its backends.
-    tensor = cast("torch.Tensor", keras.ops.convert_to_tensor(x))
-    return torch.flip(tensor, (axis,))
-
-
-def _most_probable(
-    probabilities: torch.Tensor, num_samples: int, *args: object, **kwargs: object
-) -> torch.Tensor:
-    """Returns the indices that `torch.multinomial` would draw most probably, of the same shape."""
-    order = probabilities.argsort(dim=-1, descending=True, stable=True)
-    return order[..., torch.arange(num_samples, device=order.device) % order.shape[-1]]
-
-
-@contextlib.contextmanager
-def noting_autocast(note: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: ``note`` gets the bytes of the dtype of each entered `torch.autocast`."""
-    original = torch.autocast.__enter__
-
-    def enter(self: torch.autocast) -> torch.autocast:
-        if self._enabled:
-            note(self.fast_dtype.itemsize)
-        return original(self)
-
-    torch.autocast.__enter__ = enter
-    try:
-        yield
-    finally:
-        torch.autocast.__enter__ = original
 
 
 def without_compilation() -> contextlib.AbstractContextManager[object]:
@@ -217,20 +97,6 @@ def group_of(
     return kinds.ProcessGroupGloo(store, rank, size, options)
 
 
-def statistics_of_batchnorm(model: keras.Model) -> list[torch.Tensor]:
-    """Returns the buffers of torch's own batch normalization.
-
-    Torch computes them from this worker's rows.
-    """
-    # The base of all its classes, also of the lazy ones, has no public name (torch 2.13).
-    layers = [
-        module
-        for module in _modules_of(model)
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-    ]
-    return [buffer for layer in layers for buffer in layer.buffers()]
-
-
 def named_buffers(model: keras.Model) -> list[tuple[str, torch.Tensor]]:
     """Returns the buffers of all torch modules inside of a model, each once, with names."""
     found = {id(buffer): (name, buffer) for name, buffer in model.named_buffers()}
@@ -270,19 +136,6 @@ def _modules_of(model: keras.Model) -> list[torch.nn.Module]:
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def hook_functions(model: keras.Model) -> list[Callable[..., object]]:
-    """Returns the functions that the script has registered as hooks of parameters.
-
-    The names of the attributes are those of torch 2.13.
-    """
-    found = [
-        getattr(parameter, kind, None)
-        for parameter in model.parameters()
-        for kind in _HOOKS_OF_PARAMETERS
-    ]
-    return [hook for hooks in found for hook in (hooks or {}).values()]
 
 
 def hooks_of(model: keras.Model) -> list[str]:

@@ -34,7 +34,6 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
     """Keras 3 on torch."""
 
     name = "torch"
-    draws_as_plain = False  # see `generators.own_random_numbers`
 
     def device_memory(self) -> int:
         return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0

@@ -21,7 +21,6 @@ from syrtos.keras.features import learning_rate, registry
 from syrtos.keras.features.feature import Fit
 from syrtos.keras.recovery import replay
 from syrtos.keras.replica import accumulation, snapshot, state, updates
-from syrtos.keras.split.checks import Epochs
 from syrtos.keras.trainer import interrupts, replicas
 from syrtos.keras.trainer.callback_times import Timed
 from syrtos.keras.trainer.chosen_callbacks import callbacks_of_worker, flatten
@@ -116,8 +115,6 @@ class BeforeUsers(_Quiet):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._last.data_epoch_begins(epoch, self.params)
-        epochs = world.part(Epochs)
-        epochs.count, epochs.steps = epochs.count + 1, self.params.get("steps")
         self._ledger.become("callbacks")
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:

@@ -13,7 +13,8 @@ from syrtos.comm.arrays import Array
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
 from syrtos.keras.replica import state
-from syrtos.keras.split import trial_step
+from syrtos.keras.split import noted_gradients
+from syrtos.keras.split.described_errors import describe_error
 from syrtos.keras.tensorflow import (
     gathering,
     ops,
@@ -118,7 +119,7 @@ class PartitionedStep:
             raise
         # Any error of a rule, or of TensorFlow in one: what is not understood is computed whole.
         except Exception as error:
-            self.failure = f"its program can't be divided: {trial_step.describe_error(error)}"
+            self.failure = f"its program can't be divided: {describe_error(error)}"
             raise
 
     def _emit(self, program: TracedStep, rows: BatchRows) -> object:
@@ -198,7 +199,7 @@ class PartitionedStep:
 
         def compute(*tensors: tf.Tensor) -> object:
             found.clear()  # a function that makes variables is traced twice
-            with trial_step.noting_gradients(note, updates=True):
+            with noted_gradients.noting_gradients(note, updates=True):
                 return self.step(rows.pack(tensors))
 
         function = tf.function(compute, autograph=False)

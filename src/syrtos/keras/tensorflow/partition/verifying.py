@@ -17,8 +17,8 @@ from syrtos.comm.arrays import Array, ReduceOp
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.keras.replica import state
-from syrtos.keras.split import comparison, trial_step
-from syrtos.keras.split.plan import Row, SplitPlan
+from syrtos.keras.split import comparison, noted_gradients
+from syrtos.keras.split.comparison import Row
 from syrtos.keras.split.verdicts import Verifying
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
@@ -52,21 +52,21 @@ def verify_step(
         name: the name of the step.
         batch: the whole batch, or this worker's rows of it.
     """
-    noted, plan = _Noted(), SplitPlan()
+    noted, compared = _Noted(), list[Row]()
     partitioned = PartitionedStep(noted.watching(step), session, False, lambda _: None)
     runs_eagerly = bool(getattr(model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
     rows = partitioned.rows_of(batch)
-    plan.reason_not_split = why_whole(rows, runs_eagerly)
-    if not plan.reason_not_split:
+    whole = why_whole(rows, runs_eagerly)
+    if not whole:
         try:
-            plan.rows = list(_compare(model, session.comm, partitioned, noted, name, batch, rows))
+            compared = list(_compare(model, session.comm, partitioned, noted, name, batch, rows))
         except Exception:
             if not partitioned.failure:
                 raise
-            plan.reason_not_split = partitioned.failure
-    bound = comparison.bound_of(trial_step.precision_of(model))
+            whole = partitioned.failure
+    bound = comparison.bound_of(comparison.precision_of(model))
     gathered = partitioned.report.describe_whole()
-    Verifying.note(plan, session, model.name, name, bound, gathered=gathered)
+    Verifying.note(compared, session, model.name, name, bound, whole, gathered=gathered)
 
 
 class _Noted:
@@ -82,14 +82,14 @@ class _Noted:
 
         def compute(batch: object) -> object:
             self.names, self._gradients = [], []
-            outer = trial_step.noting()
+            outer = noted_gradients.noting()
 
             def note(*given: Any) -> None:
                 if outer is not None:
                     outer.note(*given)
                 self._note(*given)
 
-            with trial_step.noting_gradients(note, updates=True):
+            with noted_gradients.noting_gradients(note, updates=True):
                 outputs = step(batch)
             return outputs, self._gradients
 
@@ -162,7 +162,7 @@ def _rows(
         yield comparison.compare_values("gradient", title, a.numpy(), b.numpy())
     pairs = zip(_numbers(one.outputs), _numbers(together.outputs), strict=True)
     kind = "output" if name == "predict_step" else "log"
-    names = trial_step.names_of(one.outputs, _numbers(one.outputs))
+    names = comparison.names_of(one.outputs, _numbers(one.outputs))
     for title, (a, b) in zip(names, pairs, strict=True):
         yield comparison.compare_values(kind, title, a.numpy(), b.numpy())
     known = [*state.of_model(model), *state.of_metrics(model)]

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from syrtos.keras.split.script_lines import line_of_script
+from syrtos.keras.torch import torch_internals
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placements import PARTIAL, WHOLE, Placement, Rows, Share
 
@@ -44,36 +44,29 @@ class PlacedTensor(torch.Tensor):
     _writes_gathered: int
 
     # The default implementation would make every result a tensor of this class.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch_internals.NO_TORCH_FUNCTION
 
     @staticmethod
     def __new__(
-        cls,
+        cls,  # noqa: ANN001
         local: torch.Tensor,
         placement: Placement,
         share: Share,
-        gathered: torch.Tensor | None = None,
     ) -> PlacedTensor:
         """
         Args:
             local: see above.
             placement: see above.
             share: see above.
-            gathered: the whole tensor, where it is known.
         """
         shape, strides = local.shape, local.stride()
         if isinstance(placement, Rows):
             size = share.total * placement.each
             strides = _strides_of_whole(shape, strides, placement.dim, size)
             shape = (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
-        self = torch.Tensor._make_wrapper_subclass(
-            cls, shape, strides=strides, dtype=local.dtype, device=local.device
-        )
+        self = torch_internals.wrapping_tensor(cls, shape, strides, local)
         self.local, self.placement, self.share = local, placement, share
-        self.view_of = None
-        self._gathered = gathered
-        if gathered is not None:
-            self._writes_gathered = share.writes_to(local)
+        self.view_of = self._gathered = None
         share.alive.append(weakref.ref(self))
         return self
 
@@ -211,13 +204,15 @@ def place(whole: torch.Tensor, share: Share, like: Placement) -> torch.Tensor:
     dims = [like] if isinstance(like, Rows) else []
     for rows in [*dims, Rows(0, 1), Rows(0, 2)]:
         if whole.ndim > rows.dim and whole.shape[rows.dim] == share.total * rows.each:
-            return PlacedTensor(share.cut(whole, rows), rows, share, gathered=whole)
+            found = PlacedTensor(share.cut(whole, rows), rows, share)
+            found.keep_whole(whole)
+            return found
     return whole
 
 
 def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
     """Computes an operation on whole tensors, as every other worker does."""
-    flat, spec = pytree.tree_flatten((args, dict(kwargs)))
+    flat, spec = torch_internals.tree_flatten((args, dict(kwargs)))
     placed = [leaf for leaf in flat if isinstance(leaf, PlacedTensor)]
     share = placed[0].share
     if share.whole is not None and any(t.known_whole is None for t in placed):
@@ -228,7 +223,9 @@ def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
         # What a view of it shares may be the batch itself, which one process would change too.
         if isinstance(target, PlacedTensor) and target.placement is not WHOLE:
             found[id(target)] = found[id(target)].clone()
-    given, named = pytree.tree_unflatten([found.get(id(leaf), leaf) for leaf in flat], spec)
+    given, named = torch_internals.tree_unflatten(
+        [found.get(id(leaf), leaf) for leaf in flat], spec
+    )
     made = func(*given, **named)
     for target in written:
         if isinstance(target, PlacedTensor):
@@ -245,7 +242,7 @@ def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
         return place(out, share, like) if base is None else out
 
     if base is None:
-        return pytree.tree_map(placed_again, made)
+        return torch_internals.tree_map(placed_again, made)
     return _views(made, base, lambda whole: func(*_with(args, base, whole), **kwargs))
 
 
@@ -256,9 +253,7 @@ def _with(args: _Args, base: PlacedTensor, whole: torch.Tensor) -> _Args:
 def _views(made: Any, base: PlacedTensor, view: Callable[[torch.Tensor], Any]) -> Any:
     """Returns the views that ``view`` makes of a tensor; what is written to them reaches that."""
     if isinstance(made, list | tuple):
-        parts = [
-            _views(one, base, lambda whole, i=i: view(whole)[i]) for i, one in enumerate(made)
-        ]
+        parts = [_views(one, base, lambda whole, i=i: view(whole)[i]) for i, one in enumerate(made)]
         return type(made)(parts)
 
     def write_back(changed: torch.Tensor) -> None:

@@ -11,14 +11,13 @@ from typing import Any, TypeVar, cast
 import keras
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from syrtos.comm.communicator import share_of
 from syrtos.comm.world import Session
 from syrtos.keras.torch import gathering, rows, torch_internals
 from syrtos.keras.torch.partition import rules
 from syrtos.keras.torch.partition.exchanges import TensorExchanges
-from syrtos.keras.torch.partition.placed import PlacedTensor, wholes
+from syrtos.keras.torch.partition.placed import PlacedTensor, place, wholes
 from syrtos.keras.torch.partition.placements import PARTIAL, Rows, Share
 from syrtos.keras.torch.step import TorchStep, as_one_process
 
@@ -41,6 +40,7 @@ class PartitionedBatch:
         share: this worker's rows; None where every worker computes the whole batch.
         data: the batch, as the step takes it.
         samples: this worker's rows, which count as its samples.
+        has_no_rows: whether no tensor of the batch has rows.
     """
 
     def __init__(self, batch: object, model: keras.Model, session: Session) -> None:
@@ -54,7 +54,7 @@ class PartitionedBatch:
         self._model, self._session = model, session
         self._exchanges = TensorExchanges(session.comm)
         self.share: Share | None = None
-        self.data, self.samples = batch, 0
+        self.data, self.samples, self.has_no_rows = batch, 0, False
         if isinstance(batch, rows.TorchShare):
             self._place_share(batch)
         else:
@@ -67,6 +67,7 @@ class PartitionedBatch:
         bounds = [share_of(total, one, size) for one in range(size)]
         counts = [stop - start for start, stop in bounds]
         self.samples = counts[rank]
+        self.has_no_rows = not leaves
         if total < size or not leaves:
             return
         share = self.share = Share(counts, rank, self._exchanges)
@@ -76,7 +77,9 @@ class PartitionedBatch:
         comm, self.samples = self._session.comm, batch.samples
         counts = [int(n) for n in comm.agree("rows of each worker", float(batch.samples))]
         if not all(counts) or batch.is_uneven:
-            self.data = gathering.rows_of_all(TorchStep(self._session, batch.samples, False), batch.data)
+            self.data = gathering.rows_of_all(
+                TorchStep(self._session, batch.samples, False), batch.data
+            )
             return
         share = self.share = Share(counts, self._session.world.rank, self._exchanges)
 
@@ -99,6 +102,16 @@ class PartitionedBatch:
             self.data = None
             self._end(self.share)
             return outputs
+
+    def compute_whole(self, step: Callable[[Any], _Tree]) -> _Tree:
+        """Computes a step on the whole batch, as one process does, on every worker."""
+        with as_one_process(), torch_internals.without_compilation():
+            return step(to_wholes(self.data))
+
+    def note_whole(self) -> None:
+        """Notes from now on what every worker computes whole: see `describe_whole`."""
+        if self.share is not None:
+            self.share.whole = {}
 
     def _end(self, share: Share) -> None:
         """Makes whole what the script keeps of the step: gradients, or a tensor in a list."""
@@ -136,7 +149,11 @@ class PartitionedBatch:
     def _reduce(self, given: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         placed = [(p, grad) for p, grad in given if isinstance(grad, PlacedTensor)]
         for dtype in dict.fromkeys(grad.dtype for _, grad in placed):
-            sums = [(p, g) for p, g in placed if g.known_whole is None and g.placement is PARTIAL and g.dtype is dtype]
+            sums = [
+                (p, g)
+                for p, g in placed
+                if g.known_whole is None and g.placement is PARTIAL and g.dtype is dtype
+            ]
             if sums and dtype.is_floating_point:
                 found = self._exchanges.gradients([g.local for _, g in sums], [p for p, _ in sums])
                 for (_, grad), whole in zip(sums, found, strict=True):
@@ -172,12 +189,11 @@ def _map(function: Callable[[Any], Any], tree: object) -> object:
 
 def _placed(leaf: Any, share: Share) -> Any:
     """Returns this worker's rows of a leaf of the batch; a leaf without these rows itself."""
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fiub":
-        leaf = torch.from_numpy(leaf) if leaf.dtype.name in _DTYPES else leaf
-    is_dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
-    if not is_dense or not leaf.ndim or len(leaf) != share.total:
+    if isinstance(leaf, np.ndarray) and leaf.dtype.name in _DTYPES:
+        return _placed(torch.from_numpy(leaf), share)
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return leaf
-    return PlacedTensor(share.cut(leaf, _FIRST), _FIRST, share, gathered=leaf)
+    return place(leaf, share, _FIRST) if leaf.ndim and len(leaf) == share.total else leaf
 
 
 # Of other arrays the tensors have other dtypes than Keras makes of them.
@@ -186,6 +202,6 @@ _DTYPES = ("float32", "float16", "int32", "int64", "uint8", "bool")
 
 def to_wholes(tree: _Tree) -> _Tree:
     """Returns a structure with whole tensors. All workers call this together."""
-    leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, PlacedTensor)]
+    leaves = [leaf for leaf in torch_internals.tree_leaves(tree) if isinstance(leaf, PlacedTensor)]
     found = dict(zip(map(id, leaves), wholes([leaf.detach() for leaf in leaves]), strict=True))  # pyright: ignore
-    return cast("_Tree", pytree.tree_map(lambda leaf: found.get(id(leaf), leaf), tree))
+    return cast("_Tree", torch_internals.tree_map(lambda leaf: found.get(id(leaf), leaf), tree))

@@ -20,7 +20,16 @@ def drawn_like(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     return place(whole, tensor.share, tensor.placement)
 
 
-@table.rule("bernoulli_.float", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_", "random_")
+@table.rule(
+    "bernoulli_.float",
+    "uniform_",
+    "normal_",
+    "exponential_",
+    "geometric_",
+    "log_normal_",
+    "cauchy_",
+    "random_",
+)
 def filled_with_draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Overwrites a tensor by draws."""
     tensor = args[0]
@@ -35,6 +44,6 @@ def filled_with_draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def _empty_like(tensor: PlacedTensor) -> torch.Tensor:
     """Returns memory of the shape, dtype and layout of the whole tensor."""
     # The order of the draws is that of the memory.
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )

@@ -56,7 +56,16 @@ def copied(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return elementwise(func, args, kwargs)
 
 
-@table.rule("_to_copy", "clone", "detach", "alias", "lift_fresh", "detach_", "contiguous", "native_dropout_backward")
+@table.rule(
+    "_to_copy",
+    "clone",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "detach_",
+    "contiguous",
+    "native_dropout_backward",
+)
 def kept(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Computes on this worker's part, of whatever kind that is."""
     (tensor, *rest) = args
@@ -74,14 +83,21 @@ def kept(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             return NotImplemented
     elif not isinstance(tensor.placement, Rows):
         return NotImplemented
-    given = aligned(args, tensor) if any(isinstance(t, torch.Tensor) for t in rest) else [tensor.local, *rest]
+    given = (
+        aligned(args, tensor)
+        if any(isinstance(t, torch.Tensor) for t in rest)
+        else [tensor.local, *rest]
+    )
     if given is None:
         return NotImplemented
     made = func(*given, **kwargs)
     if made is tensor.local:
         return tensor
     gathered = tensor.known_whole if func._schema.name in ("aten::detach", "aten::alias") else None
-    return PlacedTensor(made, tensor.placement, tensor.share, gathered)
+    found = PlacedTensor(made, tensor.placement, tensor.share)
+    if gathered is not None:
+        found.keep_whole(gathered)
+    return found
 
 
 @table.rule("zeros_like", "ones_like", "full_like", "empty_like")
@@ -103,7 +119,9 @@ def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def _lead(args: Sequence[Any]) -> PlacedTensor | None:
     """Returns the tensor whose rows the result has: the one of the most elements."""
     found = [t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)]
-    return max(found, key=lambda t: t.local.numel()) if len(found) > 1 else found[0] if found else None
+    return (
+        max(found, key=lambda t: t.local.numel()) if len(found) > 1 else found[0] if found else None
+    )
 
 
 def _is_linear(func: Any, args: Sequence[Any], sums: Sequence[PlacedTensor]) -> bool:
@@ -122,7 +140,12 @@ def _is_linear(func: Any, args: Sequence[Any], sums: Sequence[PlacedTensor]) -> 
         scaled, *factors = args if args[0] is sums[0] else reversed(args[:2])
         is_first = args[0] is sums[0]
         whole = all(not isinstance(f, PlacedTensor) for f in factors)
-        return len(sums) == 1 and whole and (is_first or name == "aten::mul") and scaled.is_floating_point()
+        return (
+            len(sums) == 1
+            and whole
+            and (is_first or name == "aten::mul")
+            and scaled.is_floating_point()
+        )
     return False
 
 

@@ -47,7 +47,14 @@ _BY_ROW: dict[str, tuple[str, str]] = {
     "linalg_cross": ("rr", "r"),
 }
 # Those whose second dimension may be a size that one row alone has, without a first one of rows.
-_RANK = {"convolution": 3, "convolution_backward": 3, "_adaptive_avg_pool2d": 4, "avg_pool2d": 4, "max_pool2d_with_indices": 4, "upsample_nearest2d": 4}
+_RANK = {
+    "convolution": 3,
+    "convolution_backward": 3,
+    "_adaptive_avg_pool2d": 4,
+    "avg_pool2d": 4,
+    "max_pool2d_with_indices": 4,
+    "upsample_nearest2d": 4,
+}
 _FIRST = Rows(0, 1)
 
 
@@ -77,7 +84,9 @@ def by_row(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     made = func(*given, **kwargs)
     results = made if isinstance(made, tuple) else (made,)
     placed = [
-        one if not isinstance(one, torch.Tensor) else PlacedTensor(one, rows if kind == "r" else PARTIAL, share)
+        one
+        if not isinstance(one, torch.Tensor)
+        else PlacedTensor(one, rows if kind == "r" else PARTIAL, share)
         for one, kind in zip(results, _padded(gives, len(results)), strict=False)
     ]
     return tuple(placed) if isinstance(made, tuple) else placed[0]
@@ -108,7 +117,11 @@ def group_norm(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     """Normalizes groups of channels of each row; the number of rows is an argument."""
     tensor, weight, bias, count, *rest = args
     rows = tensor.placement if isinstance(tensor, PlacedTensor) else None
-    if rows != _FIRST or count != tensor.share.total or any(isinstance(t, PlacedTensor) for t in (weight, bias)):
+    if (
+        rows != _FIRST
+        or count != tensor.share.total
+        or any(isinstance(t, PlacedTensor) for t in (weight, bias))
+    ):
         return NotImplemented
     made = func(tensor.local, weight, bias, tensor.share.count, *rest, **kwargs)
     return tuple(PlacedTensor(one, _FIRST, tensor.share) for one in made)
@@ -118,14 +131,19 @@ def group_norm(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 def group_norm_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The gradient of `group_norm`."""
     grad, tensor, mean, deviation, weight, count, *rest = args
-    placed = [t for t in (grad, tensor, mean, deviation) if isinstance(t, PlacedTensor) and t.placement == _FIRST]
+    placed = [
+        t
+        for t in (grad, tensor, mean, deviation)
+        if isinstance(t, PlacedTensor) and t.placement == _FIRST
+    ]
     if len(placed) < 4 or count != grad.share.total or isinstance(weight, PlacedTensor):
         return NotImplemented
     locals_ = [t.local for t in placed]
     made = func(*locals_, weight, grad.share.count, *rest, **kwargs)
     kinds = (_FIRST, PARTIAL, PARTIAL)
     return tuple(
-        None if one is None else PlacedTensor(one, kind, grad.share) for one, kind in zip(made, kinds, strict=True)
+        None if one is None else PlacedTensor(one, kind, grad.share)
+        for one, kind in zip(made, kinds, strict=True)
     )
 
 
@@ -134,7 +152,14 @@ def group_norm_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 _NONE, _MEAN, _SUM = 0, 1, 2  # ATen's numbers of reductions
 
 
-@table.rule("mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
+@table.rule(
+    "mse_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "smooth_l1_loss",
+    "huber_loss",
+    "soft_margin_loss",
+)
 def loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Adds up a loss over elements; a mean divides by the elements of the whole batch."""
     names = [parameter.name for parameter in func._schema.arguments]
@@ -156,7 +181,13 @@ def loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return PlacedTensor(total / lead.numel() if reduction == _MEAN else total, PARTIAL, share)
 
 
-@table.rule("mse_loss_backward", "binary_cross_entropy_backward", "smooth_l1_loss_backward", "huber_loss_backward", "soft_margin_loss_backward")
+@table.rule(
+    "mse_loss_backward",
+    "binary_cross_entropy_backward",
+    "smooth_l1_loss_backward",
+    "huber_loss_backward",
+    "soft_margin_loss_backward",
+)
 def loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The gradient of `loss`."""
     names = [parameter.name for parameter in func._schema.arguments]
@@ -187,11 +218,17 @@ def _argument_at(value: torch.Tensor, rows: Rows, share: Share) -> torch.Tensor 
         if value.placement == rows and share.is_like(value.share):
             return value.local
         value = value.whole()
-    return share.cut(value, rows) if value.ndim > rows.dim and value.shape[rows.dim] == share.total * rows.each else None
+    return (
+        share.cut(value, rows)
+        if value.ndim > rows.dim and value.shape[rows.dim] == share.total * rows.each
+        else None
+    )
 
 
 def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
-    lead = next((t for t in values if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None)
+    lead = next(
+        (t for t in values if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None
+    )
     if lead is None:
         return None, []
     rows = lead.placement
@@ -210,7 +247,12 @@ def nll_loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     """Takes the likelihoods of classes; a mean divides by the weights of the whole batch."""
     likelihoods, target, weight, reduction, ignored = args
     lead, given = _aligned([likelihoods, target])
-    if lead is None or lead.placement != _FIRST or likelihoods.ndim < 2 or isinstance(weight, PlacedTensor):
+    if (
+        lead is None
+        or lead.placement != _FIRST
+        or likelihoods.ndim < 2
+        or isinstance(weight, PlacedTensor)
+    ):
         return NotImplemented
     if reduction == _NONE:
         made, total = func(*given, weight, _NONE, ignored)
@@ -225,7 +267,12 @@ def nll_loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """The gradient of `nll_loss`."""
     grad, likelihoods, target, weight, reduction, ignored, total = args
     lead, given = _aligned([likelihoods, target])
-    if lead is None or lead.placement != _FIRST or likelihoods.ndim < 2 or isinstance(weight, PlacedTensor):
+    if (
+        lead is None
+        or lead.placement != _FIRST
+        or likelihoods.ndim < 2
+        or isinstance(weight, PlacedTensor)
+    ):
         return NotImplemented
     total = total.whole() if isinstance(total, PlacedTensor) else total
     if reduction == _NONE:
@@ -235,5 +282,3 @@ def nll_loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     else:
         mine = grad.whole() if isinstance(grad, PlacedTensor) else grad
     return PlacedTensor(func(mine, *given, weight, reduction, ignored, total), _FIRST, lead.share)
-
-

@@ -35,7 +35,12 @@ def embedding_backward(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Adds up gradients of looked up rows."""
     grad, numbers, count, padding, by_frequency = args
     rows = _rows(grad)
-    if rows is None or by_frequency or _rows(numbers) != rows or not grad.share.is_like(numbers.share):
+    if (
+        rows is None
+        or by_frequency
+        or _rows(numbers) != rows
+        or not grad.share.is_like(numbers.share)
+    ):
         return NotImplemented
     return PlacedTensor(func(grad.local, numbers.local, count, padding, False), PARTIAL, grad.share)
 
@@ -48,11 +53,21 @@ def index_select(func: Any, args: _Args, kwargs: _Named) -> Any:
     if rows is not None and dim % tensor.ndim != rows.dim and not isinstance(numbers, PlacedTensor):
         return PlacedTensor(func(tensor.local, dim, numbers), rows, tensor.share)
     if by is not None and not isinstance(tensor, PlacedTensor):
-        return PlacedTensor(func(tensor, dim, numbers.local), Rows(dim % tensor.ndim, by.each), numbers.share)
+        return PlacedTensor(
+            func(tensor, dim, numbers.local), Rows(dim % tensor.ndim, by.each), numbers.share
+        )
     return NotImplemented
 
 
-@table.rule("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_reduce.two", "take_along_dim", "masked_scatter")
+@table.rule(
+    "gather",
+    "scatter.src",
+    "scatter.value",
+    "scatter_add",
+    "scatter_reduce.two",
+    "take_along_dim",
+    "masked_scatter",
+)
 def within_rows(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Takes or puts entries along another dimension than the rows."""
     tensor, dim, *rest = args
@@ -103,11 +118,21 @@ def _entry_of_each_row(func: Any, tensor: PlacedTensor, numbers: Any) -> Any:
     """Takes an entry of each row, as in `x[torch.arange(len(x)), labels]`."""
     order, *others = numbers
     total, share = tensor.shape[0], tensor.share
-    rows = tensor.placement
-    if isinstance(order, PlacedTensor) or order.shape != (total,) or any(n is None or n.shape != (total,) for n in others):
+    rows = _rows(tensor)
+    if (
+        rows is None
+        or isinstance(order, PlacedTensor)
+        or order.shape != (total,)
+        or any(n is None or n.shape != (total,) for n in others)
+    ):
         return NotImplemented
     if not torch.equal(order, torch.arange(total, device=order.device, dtype=order.dtype)):
         return NotImplemented
-    mine = [n.local if _rows(n) == rows else share.cut(n.whole() if isinstance(n, PlacedTensor) else n, rows) for n in others]
+    mine = [
+        n.local
+        if _rows(n) == rows
+        else share.cut(n.whole() if isinstance(n, PlacedTensor) else n, rows)
+        for n in others
+    ]
     made = func(tensor.local, [torch.arange(tensor.local.shape[0], device=order.device), *mine])
     return PlacedTensor(made, rows, share)

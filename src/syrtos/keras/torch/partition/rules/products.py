@@ -57,11 +57,17 @@ def _factors(one: torch.Tensor, other: torch.Tensor) -> tuple[Any, Any, Placemen
         else:
             parts = (lead.local, _whole(other)) if of_first else (_whole(one), lead.local)
             placement = rows
-        return None if parts[0] is None or parts[1] is None else (*parts, placement, share)
+        mine, its = parts
+        return None if mine is None or its is None else (mine, its, placement, share)
     for lead, factor in ((one, other), (other, one)):
-        if isinstance(lead, PlacedTensor) and lead.placement is PARTIAL and not isinstance(factor, PlacedTensor):
-            parts = (lead.local, factor) if lead is one else (factor, lead.local)
-            return *parts, PARTIAL, lead.share
+        if (
+            isinstance(lead, PlacedTensor)
+            and lead.placement is PARTIAL
+            and not isinstance(factor, PlacedTensor)
+        ):
+            is_first = lead is one
+            mine, its = (lead.local, factor) if is_first else (factor, lead.local)
+            return mine, its, PARTIAL, lead.share
     return None
 
 
@@ -88,19 +94,22 @@ def _with_vector(func: Any, one: torch.Tensor, vector: torch.Tensor) -> Any:
         return NotImplemented
     mine = _part(one, Rows(one.ndim - 1, rows.each), share)
     its = _part(vector, Rows(0, rows.each), share)
-    return NotImplemented if mine is None or its is None else PlacedTensor(func(mine, its), PARTIAL, share)
+    return (
+        NotImplemented
+        if mine is None or its is None
+        else PlacedTensor(func(mine, its), PARTIAL, share)
+    )
 
 
-@table.rule("addmm", "baddbmm", "addmv", "addbmm")
+@table.rule("addmm", "baddbmm")
 def product_and_term(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Adds a term to a product whose rows are this worker's."""
     term, one, other = args
-    if func._schema.name != "aten::addmm" and func._schema.name != "aten::baddbmm":
-        return NotImplemented
     found = _factors(one, other)
     if found is None or not isinstance(found[2], Rows):
         return NotImplemented
     mine, its, rows, share = found
+    assert isinstance(rows, Rows)
     dim = term.ndim - (one.ndim - rows.dim)
     if isinstance(term, PlacedTensor) or (dim >= 0 and term.shape[dim] != 1):
         part = _part(term, Rows(dim, rows.each), share) if dim >= 0 else None

@@ -51,7 +51,9 @@ def _dim_argument(func: Any, names: Sequence[str] = ("dim", "dims", "dimension")
 def reduced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Reduces over other dimensions than the rows locally; over rows as far as parts can be joined."""
     tensor = args[0]
-    if func._schema.is_mutable or any(isinstance(v, torch.Tensor) for v in [*args[1:], *kwargs.values()]):
+    if func._schema.is_mutable or any(
+        isinstance(v, torch.Tensor) for v in [*args[1:], *kwargs.values()]
+    ):
         return NotImplemented
     name = func._schema.name.removeprefix("aten::")
     if tensor.placement is PARTIAL and name in ("sum", "mean") and tensor.dtype.is_floating_point:
@@ -83,7 +85,11 @@ def along(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     given = [tensor.local, *args[1:]]
     for place, value in enumerate(args[1:], 1):
         if isinstance(value, torch.Tensor):
-            if not isinstance(value, PlacedTensor) or value.placement != rows or not tensor.share.is_like(value.share):
+            if (
+                not isinstance(value, PlacedTensor)
+                or value.placement != rows
+                or not tensor.share.is_like(value.share)
+            ):
                 return NotImplemented
             given[place] = value.local
     return _on_rows(func(*given, **kwargs), tensor, rows)
@@ -92,7 +98,11 @@ def along(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def _on_rows(made: Any, like: PlacedTensor, rows: Rows) -> Any:
     if isinstance(made, torch.Tensor):
         return PlacedTensor(made, rows, like.share)
-    return type(made)(_on_rows(one, like, rows) for one in made) if isinstance(made, tuple | list) else made
+    return (
+        type(made)(_on_rows(one, like, rows) for one in made)
+        if isinstance(made, tuple | list)
+        else made
+    )
 
 
 # -- over rows -------------------------------------------------------------------------------------
@@ -111,8 +121,13 @@ def _mean(func: Any, tensor: PlacedTensor, along: Sequence[int], args: Any, kwar
 
 
 def _extreme(largest: bool) -> Callable[..., Any]:
-    def reduce(func: Any, tensor: PlacedTensor, along: Sequence[int], args: Any, kwargs: Any) -> Any:
-        if func._overloadname not in ("", "default", "dim", "dims") or len(func._schema.returns) > 1:
+    def reduce(
+        func: Any, tensor: PlacedTensor, along: Sequence[int], args: Any, kwargs: Any
+    ) -> Any:
+        if (
+            func._overloadname not in ("", "default", "dim", "dims")
+            or len(func._schema.returns) > 1
+        ):
             return NotImplemented
         made = func(tensor.local, *args[1:], **kwargs)
         return tensor.share.exchanges.extreme(made, largest)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from syrtos.keras.torch.partition import table
-from syrtos.keras.torch.partition.rules.elementwise import aligned
 from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import PARTIAL, Rows
+from syrtos.keras.torch.partition.rules.elementwise import aligned
 
 _Args = tuple[Any, ...]
 _Named = Mapping[str, Any]
@@ -44,7 +44,9 @@ def view(func: Any, args: _Args, kwargs: _Named) -> Any:
         return NotImplemented
     rows = tensor.placement
     if rows is PARTIAL:
-        return PlacedTensor(tensor.local.reshape(_resolved(size, tensor.numel())), PARTIAL, tensor.share)
+        return PlacedTensor(
+            tensor.local.reshape(_resolved(size, tensor.numel())), PARTIAL, tensor.share
+        )
     if not isinstance(rows, Rows):
         return NotImplemented
     wanted = _resolved(size, tensor.numel())
@@ -153,7 +155,11 @@ def slice_(func: Any, args: _Args, kwargs: _Named) -> Any:
     size = tensor.shape[rows.dim]
     if dim % tensor.ndim == rows.dim:
         is_all = (start or 0) in (0, -size) and (stop is None or stop >= size) and step == 1
-        return PlacedTensor(torch.ops.aten.alias(tensor.local), rows, tensor.share) if is_all else NotImplemented
+        return (
+            PlacedTensor(torch.ops.aten.alias(tensor.local), rows, tensor.share)
+            if is_all
+            else NotImplemented
+        )
     return _moved(func, args, kwargs, rows.dim)
 
 
@@ -173,7 +179,14 @@ def select(func: Any, args: _Args, kwargs: _Named) -> Any:
     return _moved(func, args, kwargs, rows.dim - (dim % tensor.ndim < rows.dim))
 
 
-@table.rule("split.Tensor", "split_with_sizes", "chunk", "unsafe_split.Tensor", "unsafe_split_with_sizes", "unsafe_chunk")
+@table.rule(
+    "split.Tensor",
+    "split_with_sizes",
+    "chunk",
+    "unsafe_split.Tensor",
+    "unsafe_split_with_sizes",
+    "unsafe_chunk",
+)
 def split(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Splits another dimension than the rows."""
     tensor = args[0]
@@ -215,7 +228,9 @@ def pad(func: Any, args: _Args, kwargs: _Named) -> Any:
     if not isinstance(rows, Rows):
         return NotImplemented
     place = 2 * (tensor.ndim - 1 - rows.dim)
-    return NotImplemented if any(amounts[place : place + 2]) else _moved(func, args, kwargs, rows.dim)
+    return (
+        NotImplemented if any(amounts[place : place + 2]) else _moved(func, args, kwargs, rows.dim)
+    )
 
 
 @table.rule("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
@@ -246,7 +261,9 @@ def within_matrices(func: Any, args: _Args, kwargs: _Named) -> Any:
 def joined(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Joins tensors that have the same rows along another dimension."""
     tensors = args[0]
-    lead = next((t for t in tensors if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None)
+    lead = next(
+        (t for t in tensors if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None
+    )
     if lead is None:
         sums = [t for t in tensors if isinstance(t, PlacedTensor) and t.placement is PARTIAL]
         if len(sums) < len(tensors) or len({t.dtype for t in sums}) > 1:

@@ -11,58 +11,24 @@ right, and no faster than one worker.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
-from syrtos.errors import OutOfStepError
-from syrtos.keras.split.comparison import (
-    bound_of,
+from syrtos.dialects.estimator.outcomes import (
+    Assigned,
+    StepOutcome,
+    StepTrial,
     compare_outcomes,
     describe_difference,
-    distance,
-    distance_of_changes,
     norm_of,
     rows_of,
-    size_of,
 )
-from syrtos.keras.split.plan import Rule, SplitPlan
-from syrtos.keras.split.trial_step import Assigned, StepOutcome, StepTrial
-
-
-def decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
-    """Fills in the plan of a function that predicts, as `decide` does for other functions.
-
-    It is split if its outputs, the ``logs`` of the trial, are the same from rows whole and split.
-    """
-    _decide_outputs(plan, trial, session)
-    _look_at_more_rows(plan, trial, session, _decide_outputs)
-
-
-def _decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
-    comm = session.comm
-    whole = _compute_as_one_process(plan, trial, comm)
-    if whole is None:
-        return
-    split = trial.compute_split(plan)
-    if failed := _any_failed(comm, split):
-        plan.reason_not_split = _describe_failure(failed)
-        return
-    differs, plan.difference = compare_outcomes(
-        comm, whole, split, bound_of(trial.precision()), plan
-    )
-    plan.rows = [
-        dataclasses.replace(row, kind="output")
-        for row in rows_of(whole, split)
-        if row.kind == "log"
-    ]
-    if any(what == "log" for what, _ in differs):
-        plan.reason_not_split = "predictions of a part of the rows are not those of the batch"
-    else:
-        _note_shown(plan, comm, whole, split)
+from syrtos.dialects.estimator.plan import Rule, SplitPlan
+from syrtos.errors import OutOfStepError
+from syrtos.keras.split.comparison import bound_of, distance, distance_of_changes, size_of
 
 
 def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
@@ -204,7 +170,6 @@ def _note_shown(
 ) -> None:
     """Notes what the comparison has shown, for later ones. All workers call this together."""
     plan.was_compared = True
-    _note_draws(plan, comm, whole, split)
     plan.compared_variables |= {key for key, one in split.assigned.items() if not _is_same(one)}
     if not plan.scale:
         plan.scale = norm_of(whole.gradients)
@@ -214,26 +179,6 @@ def _note_shown(
         kind = np.asarray(log).dtype.kind
         if kind in "iub" and index not in plan.logs and not np.any(log) and not np.any(own):
             plan.logs[index] = "max" if kind == "b" else "sum"
-
-
-def _note_draws(
-    plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome
-) -> None:
-    """Notes which random draws have the same shape for all rows and for a part of them."""
-    once: list[list[int]] = []
-    for_rows: list[list[int]] = []
-    # A loop over rows makes draws for each of them: then their numbers differ. A draw without a
-    # shape was made in a graph, which may be such a loop.
-    if len(whole.draws) == len(split.draws) and None not in split.draws:
-        for one, other in zip(whole.draws, split.draws, strict=True):
-            shape = [*(other or ())]
-            if one == other:
-                once.append(shape)
-            else:
-                for_rows.append(shape[1:])
-    of_all = comm.allgather_object([once, for_rows])
-    plan.batch_draws = frozenset.intersection(*(frozenset(map(tuple, own)) for own, _ in of_all))
-    plan.row_draws = frozenset.union(*(frozenset(map(tuple, own)) for _, own in of_all))
 
 
 def _describe_unchanged(

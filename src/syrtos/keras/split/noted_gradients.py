@@ -1,0 +1,53 @@
+"""Notes the gradients that optimizers are given, e.g. while a step is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+from syrtos.scopes import set_within
+
+# Takes an optimizer, the gradients that it is given, and their variables, of the classes of the
+# backend.
+Note = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientNotes:
+    """A function that is given the gradients of optimizers.
+
+    Attributes:
+        note: takes the optimizer, its gradients (None for a variable without one), and the
+            variables.
+        updates: whether the optimizers make their updates too.
+    """
+
+    note: Note
+    updates: bool
+
+
+_notes: ContextVar[GradientNotes | None] = ContextVar("notes", default=None)
+
+
+@contextlib.contextmanager
+def noting_gradients(note: Note, updates: bool = False) -> Iterator[None]:
+    """Context manager: ``note`` is given the gradients of optimizers, in the place of updates.
+
+    With ``updates`` it is called before each of them; see `GradientNotes`.
+    """
+    with set_within(_notes, GradientNotes(note, updates)):
+        yield
+
+
+def noting() -> GradientNotes | None:
+    """Returns what notes the gradients of optimizers; None: nothing does."""
+    return _notes.get()
+
+
+@contextlib.contextmanager
+def noting_nothing() -> Iterator[None]:
+    """Context manager: gradients that an optimizer passes to another one are not noted again."""
+    with set_within(_notes, None):
+        yield

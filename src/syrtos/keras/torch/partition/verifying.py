@@ -1,0 +1,177 @@
+"""`syrtos verify` on torch: one process too computes a function's first step, and both are compared.
+
+The step is computed on the whole batch, and by all workers together, from the same state. What
+differs is rounding, or a defect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import keras
+import numpy as np
+import torch
+
+from syrtos.comm.arrays import Array, ReduceOp
+from syrtos.comm.communicator import Communicator
+from syrtos.comm.world import Session
+from syrtos.keras.replica import state
+from syrtos.keras.split import comparison, noted_gradients
+from syrtos.keras.split.comparison import Row
+from syrtos.keras.split.verdicts import Verifying
+from syrtos.keras.torch import ops, torch_internals
+from syrtos.keras.torch.partition.placed import PlacedTensor
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import NamedVariable
+
+
+@dataclasses.dataclass
+class _Computed:
+    """The outputs of a step, the gradients that optimizers got, and the state after it."""
+
+    outputs: object
+    gradients: list[tuple[str, Array]]
+    state: Sequence[Array]
+
+
+def verify_step(
+    model: keras.Model,
+    session: Session,
+    name: str,
+    one: Callable[[], object],
+    together: Callable[[], tuple[object, str]],
+) -> None:
+    """Computes a step both ways, without an effect on the model, and notes all differences.
+
+    All workers call this together.
+
+    Args:
+        model: whose step it is.
+        session: the workers.
+        name: the name of the step.
+        one: computes it on the whole batch.
+        together: computes it as all workers do; returns its outputs, and the operations that every
+            worker computed whole.
+    """
+    kept = _StateOfModel(model)
+    gathered = ""
+
+    def together_alone() -> object:
+        nonlocal gathered
+        outputs, gathered = together()
+        return outputs
+
+    before = kept.read()
+    computed = [kept.computing(step) for step in (one, together_alone)]
+    rows = list(_compare(session.comm, kept.names, name, before, *computed))
+    bound = comparison.bound_of(comparison.precision_of(cast("Any", model)))
+    Verifying.note(rows, session, model.name, name, bound, gathered=gathered)
+
+
+class _StateOfModel:
+    """The variables, buffers and gradients of a model, and torch's generators.
+
+    Attributes:
+        names: of what `read` returns.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        named = {id(_tensor(v)): (state.name_of(v), _tensor(v)) for v in _variables_of(model)}
+        for title, tensor in [*model.named_parameters(), *torch_internals.named_buffers(model)]:
+            named.setdefault(id(tensor), (title, tensor))
+        self.names = [title for title, _ in named.values()]
+        self._tensors = [tensor for _, tensor in named.values()]
+
+    def read(self) -> list[Array]:
+        """Returns copies of all values."""
+        return [_wide(tensor) for tensor in self._tensors]
+
+    def computing(self, step: Callable[[], object]) -> _Computed:
+        """Computes a step, and restores what it has changed."""
+        values = [tensor.detach().clone() for tensor in self._tensors]
+        grads = [(p, p.grad) for p in self._model.parameters()]
+        generator = torch.get_rng_state()
+        found: list[tuple[str, torch.Tensor]] = []
+
+        def note(
+            optimizer: object, given: Sequence[Any], variables: Sequence[NamedVariable]
+        ) -> None:
+            del optimizer
+            for index, gradient in enumerate(given):
+                if gradient is not None:
+                    known = index < len(variables)
+                    title = state.name_of(variables[index]) if known else f"gradient {index + 1}"
+                    found.append((title, gradient))
+
+        with noted_gradients.noting_gradients(note, updates=True):
+            outputs = step()
+        after = self.read()
+        noted = [(title, _wide(gradient)) for title, gradient in found]
+        with torch.no_grad():
+            for tensor, value in zip(self._tensors, values, strict=True):
+                tensor.copy_(value)
+            for parameter, grad in grads:
+                parameter.grad = grad
+        torch.set_rng_state(generator)
+        return _Computed(outputs, noted, after)
+
+
+def _variables_of(model: keras.Model) -> list[Any]:
+    return [*state.of_model(cast("Any", model)), *state.of_metrics(cast("Any", model))]
+
+
+def _tensor(variable: Any) -> torch.Tensor:
+    return variable if isinstance(variable, torch.Tensor) else variable._value
+
+
+def _wide(tensor: torch.Tensor) -> Array:
+    whole = tensor.whole() if isinstance(tensor, PlacedTensor) else tensor
+    return np.array(ops.array_of(whole.detach().to_dense())).astype(np.float64)
+
+
+def _compare(
+    comm: Communicator,
+    names: Sequence[str],
+    step: str,
+    before: Sequence[Array],
+    one: _Computed,
+    together: _Computed,
+) -> Iterator[Row]:
+    """Yields a row for each gradient, number or output, and changed variable."""
+    for row in _rows(names, step, before, one, together):
+        # What one worker alone has computed otherwise is different too.
+        worst = comm.allreduce(np.asarray(row.difference, np.float64), ReduceOp.MAX)
+        yield dataclasses.replace(row, difference=float(worst))
+
+
+def _rows(
+    names: Sequence[str], step: str, before: Sequence[Array], one: _Computed, together: _Computed
+) -> Iterator[Row]:
+    for (title, a), (_, b) in zip(one.gradients, together.gradients, strict=True):
+        yield comparison.compare_values("gradient", title, a, b)
+    numbers = [_numbers(each.outputs) for each in (one, together)]
+    kind = "output" if step == "predict_step" else "log"
+    titles = comparison.names_of(one.outputs, numbers[0])
+    for title, a, b in zip(titles, *numbers, strict=True):
+        yield comparison.compare_values(kind, title, _array(a), _array(b))
+    follows = {title for title, _ in one.gradients}
+    for title, start, a, b in zip(names, before, one.state, together.state, strict=True):
+        # An optimizer may enlarge the rounding of a gradient near zero.
+        if title not in follows and not np.array_equal(start, a, equal_nan=True):
+            yield comparison.compare_values("variable", title, a, b, start)
+
+
+def _numbers(outputs: object) -> list[Any]:
+    return [leaf for leaf in torch_internals.tree_leaves(outputs) if _is_number(leaf)]
+
+
+def _is_number(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor | float | int | np.ndarray | np.generic)
+
+
+def _array(leaf: Any) -> Array:
+    return _wide(leaf) if isinstance(leaf, torch.Tensor) else np.asarray(leaf, np.float64)
