@@ -157,15 +157,22 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         """Returns the values of tensors of one number each, which a device may compute."""
         return [float(cast("Any", scalar)) for scalar in scalars]
 
-    def count_draws(self) -> int:
-        """Returns how often steps of this process have drawn random numbers.
+    def draws(self) -> dict[str, Array]:
+        """Returns the states of generators that steps draw from, for a snapshot.
 
-        Draws count only where no variable of the model tells of them.
+        Raises:
+            SnapshotError: there are too many.
         """
-        return 0
+        return {}
 
-    def set_drawn(self, count: int) -> None:
-        """Continues from the count that `count_draws` gave."""
+    def begin_replay(self, draws: dict[str, Array]) -> None:
+        """Begins to leave out training steps; ``draws``: as `draws` gave it after them."""
+
+    def leave_out_step(self) -> None:
+        """Notes that a training step was left out: data draws as it did after that step."""
+
+    def put_back_draws(self, draws: dict[str, Array]) -> None:
+        """Continues after the steps that were left out; ``draws``: as `draws` gave it after them."""
 
     def skip_batches(self, batches: Iterator[object], steps: int) -> None:
         """Draws up to ``steps`` batches as the training function would, without a step.

@@ -159,6 +159,7 @@ class Protection:
             self._place.first_epoch = getattr(self._model, "_initial_epoch", None) or 0
             return
         place = self._place = self._committed.place
+        backend.active().begin_replay(self._committed.mine)
         self._model._initial_epoch = place.first_epoch or None
         SkippedTraining(
             self._session,
@@ -191,7 +192,8 @@ class Protection:
             snapshot.put_back_variables(self._model, found.alike, found.mine, found.facts)
             compression.put_back(state.held_objects(snapshot.trainable(self._model)), found.mine)
             snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], found.mine)
-        backend.active().set_drawn(found.facts["drawn"])
+        if counters is None:
+            backend.active().put_back_draws(found.mine)
         self._session.ledger.say(trained=found.place.trained)
         self._model.stop_training = found.facts["stop"]
         learning_rate.put_back(self._model.optimizer, found.facts["climb"])
@@ -310,13 +312,11 @@ class Protection:
         """Returns this worker's part of what all hold alike, and all that it has for itself."""
         place = self._session.world
         alike, mine, facts = snapshot.variables(self._model, place.local_rank, place.local_size)
-        mine |= self._training.arrays() | compression.memories(
-            state.held_objects(snapshot.trainable(self._model))
-        )
+        mine |= self._training.arrays() | backend.active().draws()
+        mine |= compression.memories(state.held_objects(snapshot.trainable(self._model)))
         facts |= {
             "place": dataclasses.asdict(self._place),
             "callbacks": snapshot.callbacks(self._callbacks(), self._begun_with, mine),
-            "drawn": backend.active().count_draws(),
             "stop": bool(getattr(self._model, "stop_training", False)),
             "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
             "counters": self._training.counters(),

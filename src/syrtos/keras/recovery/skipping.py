@@ -158,6 +158,7 @@ class SkippedTraining:
         assert self._train is not None
         if self._calls:
             result = self._skip(self._logs, *given)
+            backend.active().leave_out_step()
         else:
             clock = self._session.ledger.clock
             before = clock.top.samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -16,12 +17,14 @@ from syrtos.keras import backend, fitting, keras_internals, patches, patching
 from syrtos.keras.datasets import batches
 from syrtos.keras.features import registry
 from syrtos.keras.patching import Method, Patch
+from syrtos.keras.recovery import replay
 from syrtos.keras.replica import updates
 from syrtos.keras.split import share_patches, shares
 from syrtos.keras.torch import (
     batchnorm,
     draws,
     gathering,
+    generators,
     gradients,
     rows,
     sharded_update,
@@ -240,7 +243,12 @@ def _on_shares(
         of_first.verify(function, lambda: on_local(data, session), data[0])
         together = of_first.partitions(data[0])
         of_first.note_step(together)
-        return of_first.compute_together(function, data[0]) if together else on_local(data, session)
+        # A `fit` that goes on draws its data again, and leaves out steps, which draw too.
+        draws = training and replay.keeps_snapshots()
+        with session.part(generators.DrawingSteps).step() if draws else contextlib.nullcontext():
+            if together:
+                return of_first.compute_together(function, data[0])
+            return on_local(data, session)
 
     def on_local(data: list[object], session: Session) -> object:
         own = registry.session_of_step(session, training)

@@ -88,11 +88,17 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
     def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return sharding.gathering_variables(model)
 
-    def count_draws(self) -> int:
-        return world.part(generators.DrawingSteps).steps
+    def draws(self) -> dict[str, Array]:
+        return world.part(generators.DrawingSteps).arrays()
 
-    def set_drawn(self, count: int) -> None:
-        world.part(generators.DrawingSteps).steps = count
+    def begin_replay(self, draws: dict[str, Array]) -> None:
+        world.part(generators.DrawingSteps).begin(draws)
+
+    def leave_out_step(self) -> None:
+        world.part(generators.DrawingSteps).skip()
+
+    def put_back_draws(self, draws: dict[str, Array]) -> None:
+        world.part(generators.DrawingSteps).put_back(draws)
 
     def skip_batches(self, batches: object, steps: int) -> None:
         """Does nothing: Keras calls a step on torch with a list of batches already drawn."""
