@@ -24,6 +24,7 @@ HELPERS = (
     "unit/engines/kubernetes",
     "unit/jobs",
     "unit/keras/tensorflow/partition",
+    "unit/keras/torch/partition",
     "unit/report",
 )
 for folder in HELPERS:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import types
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import pytest
 
+from syrtos.keras.split import known_parts
 from syrtos.keras.split.known_parts import unknown_parts
 
 
@@ -86,3 +88,38 @@ def test_a_layer_with_an_attribute_of_its_own_named_operations() -> None:
             return x
 
     assert parts_of(Own()) == ["the layer `own`"]
+
+
+def test_stateful_layers() -> None:
+    layer = SimpleNamespace(name="lstm", stateful=True, reset_state=lambda: None)
+    model = SimpleNamespace(_flatten_layers=lambda: [layer], inputs=[])
+    assert "`lstm` is stateful" in known_parts.fixed_batch(model)  # type: ignore[arg-type]
+    assert known_parts.fixed_batch(SimpleNamespace(_flatten_layers=list)) == ""  # type: ignore[arg-type]
+
+
+def test_rows_of_an_input_that_came_from_the_first_batch_mean_nothing() -> None:
+    """A `Sequential` without an `Input` is built from a share, with its number of rows; one that the script has built has rows of its own."""
+    of_data, of_script = (keras.Sequential([keras.layers.Dense(1)]) for _ in range(2))
+    with known_parts.noting_build(of_data):
+        of_data.build((16, 4))
+    of_script.build((16, 4))
+    with known_parts.noting_build(of_script):
+        pass
+    assert known_parts.unknown_parts(of_data, True, "train_step") == []
+    assert known_parts.unknown_parts(of_script, True, "train_step") == ["the input of 16 rows"]
+
+
+@pytest.mark.needs("tensorflow")  # for a layer of texts
+def test_parts_of_keras_that_mix_rows_are_not_known() -> None:
+    texts = keras.layers.TextVectorization(output_mode="int")
+    assert not known_parts.is_known_layer(texts)
+    assert known_parts.is_known_layer(
+        keras.layers.TextVectorization(output_mode="int", output_sequence_length=4)
+    )
+    assert not known_parts.is_known_layer(keras.layers.MelSpectrogram())
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
+    assert known_parts.unknown_parts(model, True, "train_step") == [
+        "the loss MeanSquaredError without a reduction"
+    ]
+    assert known_parts.unknown_parts(model, True, "predict_step") == []

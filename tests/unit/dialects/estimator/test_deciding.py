@@ -8,16 +8,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.dialects.estimator import deciding
+from syrtos.dialects.estimator.outcomes import Assigned, StepOutcome
+from syrtos.dialects.estimator.plan import SplitPlan
 from syrtos.errors import OutOfStepError
-from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
-from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.split.trial_step import Assigned, StepOutcome
 
 ROWS = np.asarray([[1.0, 2.0], [3.0, 5.0], [4.0, 0.5]])
 KEY = 7
@@ -92,7 +91,7 @@ def decided(together: Callable[..., list[Any]], **parts: Compute) -> SplitPlan:
 
     def decide(comm: InProcessCommunicator) -> SplitPlan:
         plan, session = SplitPlan(), SimpleNamespace(comm=comm)
-        first_batch.decide(plan, Trial(comm, **parts), session)  # type: ignore[arg-type]
+        deciding.decide(plan, Trial(comm, **parts), session)  # type: ignore[arg-type]
         return plan
 
     one, other = together(2, decide)
@@ -195,37 +194,6 @@ def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(
     )
 
 
-def test_stateful_layers() -> None:
-    layer = SimpleNamespace(name="lstm", stateful=True, reset_state=lambda: None)
-    model = SimpleNamespace(_flatten_layers=lambda: [layer], inputs=[])
-    assert "`lstm` is stateful" in known_parts.fixed_batch(model)  # type: ignore[arg-type]
-    assert known_parts.fixed_batch(SimpleNamespace(_flatten_layers=list)) == ""  # type: ignore[arg-type]
-
-
-def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
-    def fails(error: Exception) -> None:
-        raise error
-
-    session: Any = SimpleNamespace(
-        world=SimpleNamespace(size=2), options=SimpleNamespace(batch="global")
-    )
-    step = verdicts.naming_split(
-        SplitPlan(), session, verdicts.naming_split(SplitPlan(), session, fails)
-    )
-    with pytest.raises(ValueError, match="shape") as raised:
-        step(ValueError("shape"))
-    (note,) = raised.value.__notes__
-    assert "split over 2 workers" in note
-    for error, plan in (
-        (StopIteration(), SplitPlan()),
-        (OutOfStepError("x"), SplitPlan()),
-        (ValueError("x"), SplitPlan(reason_not_split="why")),
-    ):
-        with pytest.raises(type(error)) as raised:
-            verdicts.naming_split(plan, session, fails)(error)
-        assert not getattr(raised.value, "__notes__", [])
-
-
 def test_a_variable_that_stays_as_it_was_shows_no_rule(together: Callable[..., list[Any]]) -> None:
     assert (
         "`state`, which it assigns, does not change"
@@ -243,7 +211,7 @@ def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> No
         trial._outcome = lambda rows: dataclasses.replace(  # type: ignore[method-assign]
             found := outcome(rows), logs=[np.asarray(log, np.int64) for log in found.logs]
         )
-        first_batch.decide(plan, trial, session)  # type: ignore[arg-type]
+        deciding.decide(plan, trial, session)  # type: ignore[arg-type]
         return plan
 
     assert [plan.logs for plan in together(2, decide)] == [{0: "sum"}, {0: "sum"}]
@@ -252,10 +220,10 @@ def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> No
 def test_a_later_batch_that_disagrees_is_seen(together: Callable[..., list[Any]]) -> None:
     def later(comm: InProcessCommunicator) -> tuple[bool, bool]:
         plan, session = SplitPlan(), SimpleNamespace(comm=comm)
-        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
+        deciding.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
         same = Trial(comm, gradient=lambda r: r.mean(axis=0), rows=ROWS * 2)
         other = Trial(comm, gradient=lambda r: r.mean(axis=0) ** 2)
-        return tuple(first_batch.confirm(plan, trial, session) for trial in (same, other))  # type: ignore
+        return tuple(deciding.confirm(plan, trial, session) for trial in (same, other))  # type: ignore
 
     assert together(2, later) == [(True, False)] * 2
 
@@ -265,53 +233,11 @@ def test_rounding_of_gradients_near_zero_is_no_difference(
 ) -> None:
     def later(comm: InProcessCommunicator) -> bool:
         plan, session = SplitPlan(), SimpleNamespace(comm=comm)
-        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
+        deciding.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
         noise = Trial(comm, gradient=lambda r: 1e-8 * np.sin(1e9 * r).mean(axis=0) ** 2)
-        return first_batch.confirm(plan, noise, session)  # type: ignore[arg-type]
+        return deciding.confirm(plan, noise, session)  # type: ignore[arg-type]
 
     assert together(2, later) == [True, True]
-
-
-def test_rows_of_an_input_that_came_from_the_first_batch_mean_nothing() -> None:
-    """A `Sequential` without an `Input` is built from a share, with its number of rows; one that the script has built has rows of its own."""
-    of_data, of_script = (keras.Sequential([keras.layers.Dense(1)]) for _ in range(2))
-    with known_parts.noting_build(of_data):
-        of_data.build((16, 4))
-    of_script.build((16, 4))
-    with known_parts.noting_build(of_script):
-        pass
-    assert known_parts.unknown_parts(of_data, True, "train_step") == []
-    assert known_parts.unknown_parts(of_script, True, "train_step") == ["the input of 16 rows"]
-
-
-@pytest.mark.needs("tensorflow")  # for a layer of texts
-def test_parts_of_keras_that_mix_rows_are_not_known() -> None:
-    texts = keras.layers.TextVectorization(output_mode="int")
-    assert not known_parts.is_known_layer(texts)
-    assert known_parts.is_known_layer(
-        keras.layers.TextVectorization(output_mode="int", output_sequence_length=4)
-    )
-    assert not known_parts.is_known_layer(keras.layers.MelSpectrogram())
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
-    assert known_parts.unknown_parts(model, True, "train_step") == [
-        "the loss MeanSquaredError without a reduction"
-    ]
-    assert known_parts.unknown_parts(model, True, "predict_step") == []
-
-
-def test_more_rows_are_compared_where_they_are_small(together: Callable[..., list[Any]]) -> None:
-    def taken(comm: InProcessCommunicator) -> tuple[int, ...]:
-        small, large = 100 * 16, 100 << 20
-        few, more, everything = (
-            trial_step.rows_to_take(comm, 100, small, amount) for amount in trial_step.Amount
-        )
-        assert [
-            trial_step.rows_to_take(comm, 100, large, amount) for amount in trial_step.Amount
-        ] == [few] * 3
-        return few, more, everything
-
-    assert together(2, taken) == [(5, 33, 100), (4, 32, 100)]
 
 
 def test_what_few_rows_do_not_show_more_rows_may(together: Callable[..., list[Any]]) -> None:
@@ -323,26 +249,7 @@ def test_what_few_rows_do_not_show_more_rows_may(together: Callable[..., list[An
 
     def decide(comm: InProcessCommunicator) -> SplitPlan:
         plan, session = SplitPlan(), SimpleNamespace(comm=comm)
-        first_batch.decide(plan, OfMany(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
+        deciding.decide(plan, OfMany(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
         return plan
 
     assert all("do not add up" in plan.reason_not_split for plan in together(2, decide))
-
-
-@pytest.mark.parametrize(
-    ("before", "one", "other", "are_equal"),
-    [
-        (np.inf, 2.5, 2.3, False),  # the best loss so far
-        (1e9, 2.5, 2.3, False),
-        (np.inf, 2.5, 2.5, True),
-        ([np.inf, 1.0], [2.0, 3.0], [2.0, 3.0], True),
-        (1.0, 1.0 + 1e-9, 1.0 + 3e-9, True),  # rounding of the value
-        (5.0, 6.0, 6.1, False),
-    ],
-)
-def test_changes_of_values_that_stand_for_none(
-    before: Any, one: Any, other: Any, are_equal: bool
-) -> None:
-    assert (
-        comparison.distance_of_changes(*map(np.asarray, (before, one, other))) < 1e-4
-    ) == are_equal

@@ -1,13 +1,10 @@
-"""What is said of errors of a step that was tried, and the size of the batches that it is tried on."""
+"""What is said of errors of a step."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 
-from syrtos.keras.split.trial_step import bytes_of_batch, describe_error
+from syrtos.keras.split.described_errors import describe_error
 
 
 @pytest.mark.parametrize(
@@ -21,11 +18,3 @@ from syrtos.keras.split.trial_step import bytes_of_batch, describe_error
 )  # fmt: skip
 def test_the_cause_is_named(message: str, said: str) -> None:
     assert describe_error(ValueError(message)) == said
-
-
-def test_the_bytes_of_a_batch_are_those_of_leaves_with_one_shape() -> None:
-    dense, ragged = (
-        np.zeros((4, 3), np.float32),
-        SimpleNamespace(shape=(4, None), dtype=np.dtype(np.int64)),
-    )
-    assert bytes_of_batch([dense, ragged, None]) == 48

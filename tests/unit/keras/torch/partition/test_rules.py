@@ -1,0 +1,90 @@
+"""Each rule against the operation on whole tensors: placements, numbers of workers, uneven rows, gradients."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_operations import OPERATIONS, Operation, Shape
+
+from syrtos.keras.torch.partition.placements import Share
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def _tensor(shape: Shape, kind: str, rows: int, generator: torch.Generator) -> torch.Tensor:
+    sizes = [rows if n == "n" else int(n) for n in shape]
+    if kind == "i":
+        return torch.randint(0, 5, sizes, generator=generator)
+    if kind == "b":
+        return torch.rand(sizes, generator=generator) < 0.7
+    if kind == "p":
+        return torch.rand(sizes, generator=generator)
+    return torch.randn(sizes, generator=generator)
+
+
+def _inputs(operation: Operation, rows: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    kinds = operation.kinds or "f" * len(operation.shapes)
+    return [_tensor(s, k, rows, generator) for s, k in zip(operation.shapes, kinds, strict=True)]
+
+
+def _computed(operation: Operation, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The result, and the gradients of the inputs."""
+    for tensor in inputs:
+        if tensor.is_floating_point():
+            tensor.requires_grad_(True)
+    made = operation.call(*inputs)
+    if made.requires_grad:
+        (made * torch.linspace(-1, 2, made.numel()).reshape(made.shape)).sum().backward()
+    grads = [tensor.grad for tensor in inputs if tensor.grad is not None]
+    return [threads.whole(each.detach()) for each in (made, *grads)]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@settings(max_examples=4, deadline=None)
+@given(data=st.data())
+def test_a_rule_gives_what_the_whole_operation_gives(name: str, data: st.DataObject) -> None:
+    operation = OPERATIONS[name]
+    size = data.draw(st.integers(2, 3), "workers")
+    rows, seed = data.draw(st.integers(max(size, 3), 9), "rows"), data.draw(st.integers(0, 99))
+    places = [[None, *(d for d, n in enumerate(s) if n == "n")] for s in operation.shapes]
+    spread = [data.draw(st.sampled_from(each), "rows of an input") for each in places]
+    if all(dim is None for dim in spread):
+        spread = [each[-1] for each in places]
+
+    def work(share: Share) -> list[torch.Tensor]:
+        inputs = _inputs(operation, rows, seed)
+        placed = [
+            tensor if dim is None else threads.spread(tensor, share, dim)
+            for tensor, dim in zip(inputs, spread, strict=True)
+        ]
+        return _computed(operation, placed)
+
+    wanted = _computed(operation, _inputs(operation, rows, seed))
+    for computed in threads.run(size, rows, work):
+        assert len(computed) == len(wanted)
+        for one, other in zip(computed, wanted, strict=True):
+            assert one.shape == other.shape
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n, operation in OPERATIONS.items() if operation.is_split])
+def test_a_rule_computes_on_rows(name: str) -> None:
+    operation = OPERATIONS[name]
+
+    def work(share: Share) -> dict[str, int] | None:
+        placed = [
+            threads.spread(tensor, share) if "n" in shape else tensor
+            for tensor, shape in zip(_inputs(operation, 7, 1), operation.shapes, strict=True)
+        ]
+        made = operation.call(*placed)
+        if made.is_floating_point() and not made.requires_grad:
+            made.sum()
+        return share.whole
+
+    assert threads.run(2, 7, work) == [{}, {}]
