@@ -14,7 +14,6 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.communicator import share_of as bounds_of
 from syrtos.comm.world import Session
-from syrtos.errors import DataError
 from syrtos.keras.datasets.planned import Stream
 
 
@@ -34,15 +33,12 @@ class TorchShare(NamedTuple):
 
     Attributes:
         samples: the number of this worker's rows.
-        is_uneven: whether the batch's tensors have unequal numbers of rows, and each was cut by its
-            own.
         data: the rows. Where ``samples`` is 0, one row that does not count, of this batch or
             another: a model never meets an empty batch.
     """
 
     samples: int
     data: object
-    is_uneven: bool = False
 
 
 class _Idle:
@@ -57,9 +53,6 @@ def share_of(batch: object, session: Session) -> TorchShare:
 
     The batch has tensors, or arrays that the script gives by hand. With batches per worker all rows
     are this worker's.
-
-    Raises:
-        DataError: tensors of the batch are not dense.
     """
     if isinstance(batch, TorchShare):
         return batch
@@ -69,9 +62,6 @@ def share_of(batch: object, session: Session) -> TorchShare:
     total = len(leaves[0]) if leaves else 1
     if session.world.size == 1 or session.options.batch == "per-worker":
         return TorchShare(total, batch)
-    _check_dense(leaves)
-    if len(set(map(len, leaves))) > 1:
-        return _each_by_its_own(batch, leaves, session)
     start, stop = bounds_of(total, session.world.rank, session.world.size)
     # Some layers refuse an empty batch: a worker without samples computes with the first row, which
     # does not count.
@@ -88,41 +78,6 @@ def _rows(batch: object, first: int, last: int) -> object:
 def has_rows(leaf: object) -> TypeGuard[Rows]:
     """Returns whether a leaf of a batch is a tensor or an array of at least one dimension."""
     return bool(getattr(leaf, "shape", ()))
-
-
-def _each_by_its_own(batch: object, leaves: Sequence[Rows], session: Session) -> TorchShare:
-    def cut(leaf: Rows) -> Rows:
-        return leaf[slice(*bounds_of(len(leaf), session.world.rank, session.world.size))]
-
-    data = keras.tree.map_structure(lambda leaf: cut(leaf) if has_rows(leaf) else leaf, batch)
-    return TorchShare(max(len(cut(leaf)) for leaf in leaves), data, is_uneven=True)
-
-
-def check_even(batch: object, share: TorchShare) -> None:
-    """Refuses to split a batch whose tensors have unequal numbers of rows.
-
-    Raises:
-        DataError: the numbers are unequal.
-    """
-    if share.is_uneven:
-        shapes = ", ".join(
-            str(tuple(leaf.shape)) for leaf in keras.tree.flatten(batch) if has_rows(leaf)
-        )
-        raise DataError(
-            f"The tensors of a batch have unequal numbers of rows ({shapes}), so it can't be split"
-            " over the workers by rows. Give what is no sample to the model itself, or give all"
-            " batches such a form: a model whose first batch has it computes the whole batch on"
-            " each worker."
-        )
-
-
-def _check_dense(leaves: Sequence[Rows]) -> None:
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
-            raise DataError(
-                "Batches on several workers must be dense tensors with torch. Received:"
-                f" {leaf.layout}."
-            )
 
 
 def planned_shares(stream: Stream) -> Iterator[TorchShare]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import keras
+import torch
 
 from syrtos.comm.world import Session
 from syrtos.keras.features import registry
@@ -161,6 +162,8 @@ def _draws_otherwise(layer: object) -> bool:
 
 
 def _is_even(batch: object, least: int) -> bool:
-    """Returns whether all tensors of a batch have equally many rows, and at least so many."""
-    counts = {len(leaf) for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", ())}
-    return len(counts) == 1 and min(counts) >= least
+    """Returns whether a batch has dense tensors of equally many rows, of at least so many."""
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if getattr(leaf, "shape", ())]
+    counts = {len(leaf) for leaf in leaves}
+    is_dense = all(getattr(leaf, "layout", torch.strided) is torch.strided for leaf in leaves)
+    return is_dense and len(counts) == 1 and min(counts) >= least

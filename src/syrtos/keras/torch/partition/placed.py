@@ -23,6 +23,8 @@ from syrtos.keras.torch.partition.placements import PARTIAL, WHOLE, Placement, R
 # Any: functions of torch take and return trees of any kind.
 _Args = tuple[Any, ...]
 _TORCH = str(torch.__path__[0])
+# Elements of a tensor that is exchanged beside others.
+_SMALL = 1 << 14
 
 
 class PlacedTensor(torch.Tensor):
@@ -68,7 +70,22 @@ class PlacedTensor(torch.Tensor):
         self.local, self.placement, self.share = local, placement, share
         self.view_of = self._gathered = None
         share.alive.append(weakref.ref(self))
+        if placement is PARTIAL and local.numel() <= _SMALL:
+            share.pending.append(self)
         return self
+
+    @classmethod
+    def derived(
+        cls, made: torch.Tensor, rows: Placement, of: PlacedTensor, func: Any, *args: Any
+    ) -> PlacedTensor:
+        """Returns a tensor that ``func`` has made of this worker's part of another one.
+
+        Of a small one that is known whole, the whole is made too: labels are often needed whole.
+        """
+        found = PlacedTensor(made, rows, of.share)
+        if of.numel() <= _SMALL and (known := of.known_whole) is not None:
+            found.keep_whole(func(known, *args))
+        return found
 
     @classmethod
     def __torch_dispatch__(
@@ -188,6 +205,7 @@ def wholes(tensors: Sequence[PlacedTensor]) -> list[torch.Tensor]:
     missing = {id(t): t for t in tensors if t.known_whole is None}
     for kind in {t.dtype: None for t in missing.values() if t.placement is PARTIAL}:
         sums = [t for t in missing.values() if t.placement is PARTIAL and t.dtype is kind]
+        sums += _pending_beside(sums)
         found = sums[0].share.exchanges.sum([t.local for t in sums])
         for tensor, whole in zip(sums, found, strict=True):
             tensor.keep_whole(whole)
@@ -197,6 +215,21 @@ def wholes(tensors: Sequence[PlacedTensor]) -> list[torch.Tensor]:
             local = tensor.local.movedim(rows.dim, 0)
             tensor.keep_whole(tensor.share.exchanges.gather(local).movedim(0, rows.dim))
     return [cast("torch.Tensor", tensor.known_whole) for tensor in tensors]
+
+
+def _pending_beside(sums: Sequence[PlacedTensor]) -> list[PlacedTensor]:
+    """Returns the other small sums of a dtype that wait for an exchange, and wait no longer."""
+    share, asked = sums[0].share, {id(tensor) for tensor in sums}
+    waiting = cast("list[PlacedTensor]", share.pending)
+    share.pending = [t for t in waiting if t.dtype is not sums[0].dtype]
+    return [
+        t
+        for t in waiting
+        if t.dtype is sums[0].dtype
+        and id(t) not in asked
+        and t.placement is PARTIAL
+        and t.known_whole is None
+    ]
 
 
 def place(whole: torch.Tensor, share: Share, like: Placement) -> torch.Tensor:
@@ -215,7 +248,9 @@ def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
     flat, spec = torch_internals.tree_flatten((args, dict(kwargs)))
     placed = [leaf for leaf in flat if isinstance(leaf, PlacedTensor)]
     share = placed[0].share
-    if share.whole is not None and any(t.known_whole is None for t in placed):
+    if share.whole is not None and any(
+        isinstance(t.placement, Rows) and t.known_whole is None for t in placed
+    ):
         _note(share.whole, func)
     found = dict(zip(map(id, placed), wholes(placed), strict=True))
     written, viewed = table.aliases(func, args, kwargs)

@@ -60,6 +60,7 @@ class Share:
         counts: the rows of each worker; each has at least one.
         exchanges: with the other workers.
         alive: the tensors that were made in the step so far.
+        pending: small sums that no exchange has added up yet.
         whole: the operations that every worker has computed whole, with the lines of the script, if
             they are noted.
     """
@@ -75,6 +76,8 @@ class Share:
         self.total, self.count = sum(counts), counts[rank]
         self.start = sum(counts[:rank])
         self.alive: list[weakref.ref[torch.Tensor]] = []
+        # Not weak references: what is alive may differ between workers by when cycles are collected.
+        self.pending: list[torch.Tensor] = []
         self.whole: dict[str, int] | None = None
         # Below autograd torch does not count versions.
         self._writes: dict[int, int] = {}

@@ -67,8 +67,8 @@ class PartitionedBatch:
         bounds = [share_of(total, one, size) for one in range(size)]
         counts = [stop - start for start, stop in bounds]
         self.samples = counts[rank]
-        self.has_no_rows = not leaves
-        if total < size or not leaves:
+        self.has_no_rows = not leaves or not all(map(_is_dense, leaves))
+        if total < size or self.has_no_rows:
             return
         share = self.share = Share(counts, rank, self._exchanges)
         self.data = _map(lambda leaf: _placed(leaf, share), batch)
@@ -76,7 +76,7 @@ class PartitionedBatch:
     def _place_share(self, batch: rows.TorchShare) -> None:
         comm, self.samples = self._session.comm, batch.samples
         counts = [int(n) for n in comm.agree("rows of each worker", float(batch.samples))]
-        if not all(counts) or batch.is_uneven:
+        if not all(counts):
             self.data = gathering.rows_of_all(
                 TorchStep(self._session, batch.samples, False), batch.data
             )
@@ -116,6 +116,7 @@ class PartitionedBatch:
     def _end(self, share: Share) -> None:
         """Makes whole what the script keeps of the step: gradients, or a tensor in a list."""
         self._reduce([(p, p.grad) for p in self._parameters() if p.grad is not None])
+        share.pending.clear()
         kept = _alive(share)
         comm = self._session.comm
         if not any(comm.agree("tensors of the step that are kept", float(len(kept)))):
@@ -187,13 +188,17 @@ def _map(function: Callable[[Any], Any], tree: object) -> object:
     return keras.tree.map_structure(function, tree)
 
 
+def _is_dense(leaf: object) -> bool:
+    return not isinstance(leaf, torch.Tensor) or leaf.layout is torch.strided
+
+
 def _placed(leaf: Any, share: Share) -> Any:
     """Returns this worker's rows of a leaf of the batch; a leaf without these rows itself."""
     if isinstance(leaf, np.ndarray) and leaf.dtype.name in _DTYPES:
         return _placed(torch.from_numpy(leaf), share)
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+    if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != share.total:
         return leaf
-    return place(leaf, share, _FIRST) if leaf.ndim and len(leaf) == share.total else leaf
+    return place(leaf, share, _FIRST)
 
 
 # Of other arrays the tensors have other dtypes than Keras makes of them.

@@ -65,8 +65,11 @@ def names() -> list[str]:
 
 def is_pointwise(func: Any) -> bool:
     """Returns whether each element of the result comes from one element of each argument."""
-    tags = func.tags
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    tags, returns = func.tags, func._schema.returns
+    is_tensor = len(returns) == 1 and str(returns[0].type) == "Tensor"
+    return (
+        is_tensor and torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    )
 
 
 def aliases(

@@ -74,7 +74,7 @@ def test_a_rule_gives_what_the_whole_operation_gives(name: str, data: st.DataObj
 
 
 @pytest.mark.parametrize("name", [n for n, operation in OPERATIONS.items() if operation.is_split])
-def test_a_rule_computes_on_rows(name: str) -> None:
+def test_a_rule_and_its_gradient_compute_on_rows(name: str) -> None:
     operation = OPERATIONS[name]
 
     def work(share: Share) -> dict[str, int] | None:
@@ -82,9 +82,12 @@ def test_a_rule_computes_on_rows(name: str) -> None:
             threads.spread(tensor, share) if "n" in shape else tensor
             for tensor, shape in zip(_inputs(operation, 7, 1), operation.shapes, strict=True)
         ]
+        for tensor in placed:
+            if tensor.is_floating_point():
+                tensor.requires_grad_(True)
         made = operation.call(*placed)
-        if made.is_floating_point() and not made.requires_grad:
-            made.sum()
+        if made.requires_grad:
+            (made * 0.5).sum().backward()
         return share.whole
 
     assert threads.run(2, 7, work) == [{}, {}]

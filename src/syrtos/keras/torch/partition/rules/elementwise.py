@@ -12,7 +12,7 @@ import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import PARTIAL, Rows
+from syrtos.keras.torch.partition.placements import PARTIAL, Rows, Share
 
 _SCALED = ("aten::mul", "aten::mul_")
 _DIVIDED = ("aten::div", "aten::div_")
@@ -25,14 +25,17 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """Computes on this worker's rows; arguments that are whole, and have the rows, are cut."""
     if any(isinstance(value, torch.Tensor) for value in kwargs.values()):
         return NotImplemented
+    in_place = func._schema.is_mutable
+    args = args if in_place else tuple(map(_known, args))
     sums = [t for t in args if isinstance(t, PlacedTensor) and t.placement is PARTIAL]
     if sums and _is_linear(func, args, sums):
         made = func(*(t.local if isinstance(t, PlacedTensor) else t for t in args), **kwargs)
-        if not func._schema.is_mutable:
+        if not in_place:
             return PlacedTensor(made, PARTIAL, sums[0].share)
         sums[0].was_written()
         return sums[0]
-    in_place = func._schema.is_mutable
+    if not any(isinstance(t, PlacedTensor) for t in args):
+        return func(*args, **kwargs)
     lead = args[0] if in_place else _lead(args)
     if not isinstance(lead, PlacedTensor) or not isinstance(lead.placement, Rows):
         return NotImplemented
@@ -50,9 +53,13 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return PlacedTensor(made, Rows(dim, rows.each), lead.share)
 
 
-@table.rule("copy_")
-def copied(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Copies this worker's rows."""
+@table.rule(
+    "copy_", "elu_backward", "softplus_backward", "leaky_relu_backward", "hardtanh_backward", "hardswish", "hardswish_backward",
+    "hardsigmoid_backward", "mish_backward", "log_sigmoid_backward", "softshrink_backward", "hardshrink_backward", "masked_fill_", "fill_", "zero_",
+    "rsub", "isclose", "threshold_",
+)  # fmt: skip
+def untagged(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Computes on this worker's rows, though torch does not say that elements are by themselves."""
     return elementwise(func, args, kwargs)
 
 
@@ -93,11 +100,9 @@ def kept(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     made = func(*given, **kwargs)
     if made is tensor.local:
         return tensor
-    gathered = tensor.known_whole if func._schema.name in ("aten::detach", "aten::alias") else None
-    found = PlacedTensor(made, tensor.placement, tensor.share)
-    if gathered is not None:
-        found.keep_whole(gathered)
-    return found
+    if len(rest) > 1 or any(isinstance(t, torch.Tensor) for t in rest):
+        return PlacedTensor(made, tensor.placement, tensor.share)
+    return PlacedTensor.derived(made, tensor.placement, tensor, lambda t: func(t, *rest, **kwargs))
 
 
 @table.rule("zeros_like", "ones_like", "full_like", "empty_like")
@@ -112,8 +117,24 @@ def filled(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 @table.rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
 def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Makes a whole tensor of any shape, of the dtype of this one."""
-    return func(args[0].local, *args[1:], **kwargs)
+    """Makes a tensor of the dtype of this one: of its rows if it has its shape, else a whole one."""
+    tensor, size, *rest = args
+    is_empty = func._schema.name == "aten::new_empty_strided"
+    if tensor.placement is PARTIAL and is_empty and tuple(size) == tuple(tensor.shape):
+        return PlacedTensor(func(tensor.local, size, *rest, **kwargs), PARTIAL, tensor.share)
+    if not isinstance(tensor.placement, Rows) or tuple(size) != tuple(tensor.shape):
+        return func(tensor.local, size, *rest, **kwargs)
+    if is_empty:
+        rest = [tensor.local.stride()]
+    made = func(tensor.local, tensor.local.shape, *rest, **kwargs)
+    return PlacedTensor(made, tensor.placement, tensor.share)
+
+
+def _known(value: Any) -> Any:
+    """Returns the whole of a sum that was added up before; any other value itself."""
+    if isinstance(value, PlacedTensor) and value.placement is PARTIAL:
+        return value if value.known_whole is None else value.known_whole
+    return value
 
 
 def _lead(args: Sequence[Any]) -> PlacedTensor | None:
@@ -132,20 +153,21 @@ def _is_linear(func: Any, args: Sequence[Any], sums: Sequence[PlacedTensor]) -> 
     if name in _NEGATED:
         return True
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
-    if name in _ADDED:
+    if name in _ADDED or name == "aten::copy_":
         # Of other shapes or dtypes the result is not one of the sums' form.
         kinds = {(tuple(t.shape), t.dtype) for t in tensors}
         return len(tensors) == len(sums) == 2 and len(kinds) == 1
     if name in _SCALED or (name in _DIVIDED and func._overloadname in ("Tensor", "Scalar")):
         scaled, *factors = args if args[0] is sums[0] else reversed(args[:2])
         is_first = args[0] is sums[0]
-        whole = all(not isinstance(f, PlacedTensor) for f in factors)
-        return (
-            len(sums) == 1
-            and whole
-            and (is_first or name == "aten::mul")
-            and scaled.is_floating_point()
+        # A sum is added up before it grows.
+        are_whole = all(
+            not isinstance(f, PlacedTensor)
+            and (not isinstance(f, torch.Tensor) or f.numel() <= scaled.numel())
+            for f in factors
         )
+        is_scaled = is_first or name == "aten::mul"
+        return len(sums) == 1 and are_whole and is_scaled and scaled.is_floating_point()
     return False
 
 
@@ -176,3 +198,13 @@ def aligned(args: Sequence[Any], lead: PlacedTensor) -> list[Any] | None:
             mine = share.cut(mine, Rows(dim, rows.each))
         given.append(mine)
     return given
+
+
+def part_of(value: torch.Tensor, rows: Rows, share: Share) -> torch.Tensor | None:
+    """Returns this worker's rows of a tensor; None where the tensor has not these rows."""
+    if isinstance(value, PlacedTensor):
+        if value.placement == rows and share.is_like(value.share):
+            return value.local
+        value = value.whole()
+    has_rows = value.ndim > rows.dim and value.shape[rows.dim] == share.total * rows.each
+    return share.cut(value, rows) if has_rows else None

@@ -14,15 +14,16 @@ import torch
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import PARTIAL, Rows, Share
+from syrtos.keras.torch.partition.rules.elementwise import part_of
 
 # The kinds of tensors among an operation's arguments, in order, and of its results.
 _BY_ROW: dict[str, tuple[str, str]] = {
     "convolution": ("rww", "r"),
     "convolution_backward": ("rrw", "rpp"),
     "max_pool2d_with_indices": ("r", "rr"),
-    "max_pool2d_with_indices_backward": ("rr------r", "r"),
+    "max_pool2d_with_indices_backward": ("rr-----r", "r"),
     "max_pool3d_with_indices": ("r", "rr"),
-    "max_pool3d_with_indices_backward": ("rr------r", "r"),
+    "max_pool3d_with_indices_backward": ("rr-----r", "r"),
     "avg_pool2d": ("r", "r"),
     "avg_pool2d_backward": ("rr", "r"),
     "avg_pool3d": ("r", "r"),
@@ -102,14 +103,7 @@ def _argument(value: Any, kind: str, rows: Rows, share: Share) -> Any:
         return value
     if kind == "w":
         return value.whole() if isinstance(value, PlacedTensor) else value
-    if kind != "r":
-        return None
-    if isinstance(value, PlacedTensor):
-        if value.placement == rows and share.is_like(value.share):
-            return value.local
-        value = value.whole()
-    has_rows = value.ndim and value.shape[0] == share.total * rows.each
-    return share.cut(value, rows) if has_rows else None
+    return part_of(value, rows, share) if kind == "r" else None
 
 
 @table.rule("native_group_norm")
@@ -131,18 +125,16 @@ def group_norm(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 def group_norm_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The gradient of `group_norm`."""
     grad, tensor, mean, deviation, weight, count, *rest = args
-    placed = [
-        t
-        for t in (grad, tensor, mean, deviation)
-        if isinstance(t, PlacedTensor) and t.placement == _FIRST
-    ]
-    if len(placed) < 4 or count != grad.share.total or isinstance(weight, PlacedTensor):
+    share = tensor.share if isinstance(tensor, PlacedTensor) else None
+    if share is None or tensor.placement != _FIRST or count != share.total:
         return NotImplemented
-    locals_ = [t.local for t in placed]
-    made = func(*locals_, weight, grad.share.count, *rest, **kwargs)
+    parts = [part_of(t, _FIRST, share) for t in (grad, tensor, mean, deviation)]
+    if any(part is None for part in parts) or isinstance(weight, PlacedTensor):
+        return NotImplemented
+    made = func(*parts, weight, share.count, *rest, **kwargs)
     kinds = (_FIRST, PARTIAL, PARTIAL)
     return tuple(
-        None if one is None else PlacedTensor(one, kind, grad.share)
+        None if one is None else PlacedTensor(one, kind, share)
         for one, kind in zip(made, kinds, strict=True)
     )
 
@@ -192,17 +184,18 @@ def loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """The gradient of `loss`."""
     names = [parameter.name for parameter in func._schema.arguments]
     place = names.index("reduction")
-    reduction = args[place] if place < len(args) else _MEAN
+    reduction = args[place] if place < len(args) else kwargs.get("reduction", _MEAN)
     grad, *others = args[:place]
     lead, given = _aligned(others)
-    if lead is None or kwargs or place >= len(args):
+    if lead is None or kwargs.keys() - {"reduction"}:
         return NotImplemented
+    given += [None] * (place - 1 - len(given))  # weights that are left out
     if any(t.shape != lead.local.shape for t in given if isinstance(t, torch.Tensor)):
         return NotImplemented
     rows, share = lead.placement, lead.share
     assert isinstance(rows, Rows)
     if reduction == _NONE:
-        mine = _argument_at(grad, rows, share)
+        mine = part_of(grad, rows, share)
         if mine is None:
             return NotImplemented
     else:
@@ -211,18 +204,6 @@ def loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             mine = mine / lead.numel()
     how = _NONE if reduction == _NONE else _SUM
     return PlacedTensor(func(mine, *given, how, *args[place + 1 :]), rows, share)
-
-
-def _argument_at(value: torch.Tensor, rows: Rows, share: Share) -> torch.Tensor | None:
-    if isinstance(value, PlacedTensor):
-        if value.placement == rows and share.is_like(value.share):
-            return value.local
-        value = value.whole()
-    return (
-        share.cut(value, rows)
-        if value.ndim > rows.dim and value.shape[rows.dim] == share.total * rows.each
-        else None
-    )
 
 
 def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
@@ -235,7 +216,7 @@ def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
     assert isinstance(rows, Rows)
     given: list[Any] = []
     for value in values:
-        mine = _argument_at(value, rows, lead.share) if isinstance(value, torch.Tensor) else value
+        mine = part_of(value, rows, lead.share) if isinstance(value, torch.Tensor) else value
         if mine is None and value is not None:
             return None, []
         given.append(mine)
@@ -276,7 +257,7 @@ def nll_loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
         return NotImplemented
     total = total.whole() if isinstance(total, PlacedTensor) else total
     if reduction == _NONE:
-        mine = _argument_at(grad, _FIRST, lead.share)
+        mine = part_of(grad, _FIRST, lead.share)
         if mine is None:
             return NotImplemented
     else:

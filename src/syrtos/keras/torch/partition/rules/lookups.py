@@ -10,6 +10,7 @@ import torch
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import PARTIAL, Rows
+from syrtos.keras.torch.partition.rules.elementwise import part_of
 
 _Args = tuple[Any, ...]
 _Named = Mapping[str, Any]
@@ -34,15 +35,14 @@ def embedding(func: Any, args: _Args, kwargs: _Named) -> Any:
 def embedding_backward(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Adds up gradients of looked up rows."""
     grad, numbers, count, padding, by_frequency = args
-    rows = _rows(grad)
-    if (
-        rows is None
-        or by_frequency
-        or _rows(numbers) != rows
-        or not grad.share.is_like(numbers.share)
-    ):
+    lead = grad if _rows(grad) is not None else numbers
+    rows = _rows(lead)
+    if rows is None or by_frequency:
         return NotImplemented
-    return PlacedTensor(func(grad.local, numbers.local, count, padding, False), PARTIAL, grad.share)
+    mine, its = part_of(grad, rows, lead.share), part_of(numbers, rows, lead.share)
+    if mine is None or its is None:
+        return NotImplemented
+    return PlacedTensor(func(mine, its, count, padding, False), PARTIAL, lead.share)
 
 
 @table.rule("index_select")
@@ -79,13 +79,9 @@ def within_rows(func: Any, args: _Args, kwargs: _Named) -> Any:
     for value in (tensor, dim, *rest):
         mine = value
         if isinstance(value, torch.Tensor):
-            if _rows(value) == rows and share.is_like(value.share):  # pyright: ignore
-                mine = value.local  # pyright: ignore
-            else:
-                mine = value.whole() if isinstance(value, PlacedTensor) else value
-                if mine.ndim <= rows.dim or mine.shape[rows.dim] != share.total * rows.each:
-                    return NotImplemented
-                mine = share.cut(mine, rows)
+            mine = part_of(value, rows, share)
+            if mine is None:
+                return NotImplemented
         given.append(mine)
     return PlacedTensor(func(*given, **kwargs), rows, share)
 

@@ -10,6 +10,7 @@ import torch
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import PARTIAL, Placement, Rows, Share
+from syrtos.keras.torch.partition.rules.elementwise import part_of
 
 _Args = tuple[Any, ...]
 _Named = Mapping[str, Any]
@@ -18,15 +19,6 @@ _Named = Mapping[str, Any]
 def _rows(tensor: torch.Tensor) -> Rows | None:
     found = tensor.placement if isinstance(tensor, PlacedTensor) else None
     return found if isinstance(found, Rows) else None
-
-
-def _part(tensor: torch.Tensor, rows: Rows, share: Share) -> torch.Tensor | None:
-    """Returns this worker's rows of a tensor, or None where it has not these."""
-    if isinstance(tensor, PlacedTensor):
-        if tensor.placement == rows and share.is_like(tensor.share):
-            return tensor.local
-        tensor = tensor.whole()
-    return share.cut(tensor, rows) if tensor.shape[rows.dim] == share.total * rows.each else None
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -46,12 +38,12 @@ def _factors(one: torch.Tensor, other: torch.Tensor) -> tuple[Any, Any, Placemen
         assert isinstance(lead, PlacedTensor)
         share = lead.share
         if rows.dim < last - 1:  # a batch of matrices
-            parts = _part(one, rows, share), _part(other, rows, share)
+            parts = part_of(one, rows, share), part_of(other, rows, share)
             placement: Placement = rows
         elif rows.dim == (last if of_first else last - 1):  # summed over
             parts = (
-                _part(one, Rows(last, rows.each), share),
-                _part(other, Rows(last - 1, rows.each), share),
+                part_of(one, Rows(last, rows.each), share),
+                part_of(other, Rows(last - 1, rows.each), share),
             )
             placement = PARTIAL
         else:
@@ -92,8 +84,8 @@ def _with_vector(func: Any, one: torch.Tensor, vector: torch.Tensor) -> Any:
     rows = rows or _rows(vector)
     if rows is None or share is None:
         return NotImplemented
-    mine = _part(one, Rows(one.ndim - 1, rows.each), share)
-    its = _part(vector, Rows(0, rows.each), share)
+    mine = part_of(one, Rows(one.ndim - 1, rows.each), share)
+    its = part_of(vector, Rows(0, rows.each), share)
     return (
         NotImplemented
         if mine is None or its is None
@@ -112,7 +104,7 @@ def product_and_term(func: Any, args: _Args, kwargs: _Named) -> Any:
     assert isinstance(rows, Rows)
     dim = term.ndim - (one.ndim - rows.dim)
     if isinstance(term, PlacedTensor) or (dim >= 0 and term.shape[dim] != 1):
-        part = _part(term, Rows(dim, rows.each), share) if dim >= 0 else None
+        part = part_of(term, Rows(dim, rows.each), share) if dim >= 0 else None
         if part is None:
             return NotImplemented
         term = part

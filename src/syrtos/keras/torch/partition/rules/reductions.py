@@ -10,6 +10,7 @@ import torch
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import PARTIAL, Rows
+from syrtos.keras.torch.partition.rules.elementwise import part_of
 
 # The place of an operation's argument that says along which dimensions, by the operation's name.
 _ALONG = {
@@ -74,25 +75,21 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 @table.rule(*_KEEPING)
 def along(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Computes along other dimensions than the rows."""
-    tensor = args[0]
-    rows = tensor.placement if isinstance(tensor, PlacedTensor) else None
+    lead = next((t for t in args if isinstance(t, PlacedTensor)), None)
+    rows = lead.placement if lead is not None else None
     argument = _dim_argument(func)
-    if func._schema.is_mutable or not isinstance(rows, Rows) or argument is None:
+    if lead is None or func._schema.is_mutable or not isinstance(rows, Rows) or argument is None:
         return NotImplemented
     found = _value(func, args, kwargs, argument)
-    if found is None or rows.dim in _dims(found, tensor.ndim) or found in ([], ()):
+    if found is None or rows.dim in _dims(found, lead.ndim) or found in ([], ()):
         return NotImplemented
-    given = [tensor.local, *args[1:]]
-    for place, value in enumerate(args[1:], 1):
-        if isinstance(value, torch.Tensor):
-            if (
-                not isinstance(value, PlacedTensor)
-                or value.placement != rows
-                or not tensor.share.is_like(value.share)
-            ):
-                return NotImplemented
-            given[place] = value.local
-    return _on_rows(func(*given, **kwargs), tensor, rows)
+    given = [
+        part_of(value, rows, lead.share) if isinstance(value, torch.Tensor) else value
+        for value in args
+    ]
+    if any(mine is None and value is not None for mine, value in zip(given, args, strict=True)):
+        return NotImplemented
+    return _on_rows(func(*given, **kwargs), lead, rows)
 
 
 def _on_rows(made: Any, like: PlacedTensor, rows: Rows) -> Any:

@@ -24,7 +24,7 @@ def _moved(func: Any, args: _Args, kwargs: _Named, dim: int, each: int | None = 
     rows = Rows(dim, each or tensor.placement.each)
     if isinstance(made, tuple | list):
         return type(made)(PlacedTensor(one, rows, tensor.share) for one in made)
-    return PlacedTensor(made, rows, tensor.share)
+    return PlacedTensor.derived(made, rows, tensor, lambda t: func(t, *args[1:], **kwargs))
 
 
 def _of_sum(func: Any, args: _Args, kwargs: _Named) -> Any:
@@ -33,7 +33,7 @@ def _of_sum(func: Any, args: _Args, kwargs: _Named) -> Any:
     made = func(tensor.local, *args[1:], **kwargs)
     if isinstance(made, tuple | list):
         return type(made)(PlacedTensor(one, PARTIAL, tensor.share) for one in made)
-    return PlacedTensor(made, PARTIAL, tensor.share)
+    return PlacedTensor.derived(made, PARTIAL, tensor, lambda t: func(t, *args[1:], **kwargs))
 
 
 @table.rule("view", "_unsafe_view", "reshape", "_reshape_alias")
@@ -43,18 +43,19 @@ def view(func: Any, args: _Args, kwargs: _Named) -> Any:
     if not isinstance(size, list | tuple):  # a view by dtype
         return NotImplemented
     rows = tensor.placement
+    wanted = _resolved(size, tensor.numel())
     if rows is PARTIAL:
-        return PlacedTensor(
-            tensor.local.reshape(_resolved(size, tensor.numel())), PARTIAL, tensor.share
-        )
+        made = tensor.local.reshape(wanted)
+        return PlacedTensor.derived(made, PARTIAL, tensor, lambda t: t.reshape(wanted))
     if not isinstance(rows, Rows):
         return NotImplemented
-    wanted = _resolved(size, tensor.numel())
     found = _rows_of_view(tensor.shape, wanted, rows, tensor.share.total)
     if found is None:
         return NotImplemented
-    wanted[found.dim] = tensor.share.count * found.each
-    return PlacedTensor(tensor.local.reshape(wanted), found, tensor.share)
+    mine = list(wanted)
+    mine[found.dim] = tensor.share.count * found.each
+    made = tensor.local.reshape(mine)
+    return PlacedTensor.derived(made, found, tensor, lambda t: t.reshape(wanted))
 
 
 def _resolved(size: Sequence[int], numel: int) -> list[int]:
@@ -133,8 +134,7 @@ def squeeze(func: Any, args: _Args, kwargs: _Named) -> Any:
 def expand(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Repeats entries of dimensions of size 1, without a copy."""
     tensor, size = args[0], list(args[1])
-    if tensor.placement is PARTIAL:
-        return _of_sum(func, args, kwargs)
+    # A sum is added up before it grows.
     if not isinstance(tensor.placement, Rows):
         return NotImplemented
     dim = len(size) - tensor.ndim + tensor.placement.dim
