@@ -213,8 +213,17 @@ def wholes(tensors: Sequence[PlacedTensor]) -> list[torch.Tensor]:
         rows = tensor.placement
         if isinstance(rows, Rows):
             local = tensor.local.movedim(rows.dim, 0)
-            tensor.keep_whole(tensor.share.exchanges.gather(local).movedim(0, rows.dim))
+            gathered = tensor.share.exchanges.gather(local).movedim(0, rows.dim)
+            tensor.keep_whole(_with_strides(gathered, tensor.stride()))
     return [cast("torch.Tensor", tensor.known_whole) for tensor in tensors]
+
+
+def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Returns a tensor in memory of the given order, which Python has seen: views depend on it."""
+    if tensor.stride() == strides or 0 in strides:
+        return tensor
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
 
 
 def _pending_beside(sums: Sequence[PlacedTensor]) -> list[PlacedTensor]:
