@@ -74,7 +74,6 @@ class TorchFunction:
             return True
         if isinstance(batch, TorchShare):
             return self._counts_rows
-        # With one row a size of 1 may be the rows, or be broadcast.
         return not _is_even(batch, 2 * self._session.world.size)
 
     def note_step(self, partitioned: bool) -> None:

@@ -57,7 +57,7 @@ class Share:
     """This worker's rows of a batch: ``start`` up to, without, ``start + count`` of ``total``.
 
     Attributes:
-        counts: the rows of each worker; each has at least one.
+        counts: the rows of each worker; each has at least two.
         exchanges: with the other workers.
         alive: the tensors that were made in the step so far.
         pending: small sums that no exchange has added up yet.

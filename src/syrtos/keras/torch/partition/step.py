@@ -25,6 +25,9 @@ _Tree = TypeVar("_Tree")
 _step: ContextVar[PartitionedBatch | None] = ContextVar("step", default=None)
 _NAMED = 5  # so many operations are named in the record of a run
 _FIRST = Rows(0, 1)
+# Of a single row a tensor's strides do not say in which order its dimensions are in memory, which
+# draws and views depend on.
+_LEAST_ROWS = 2
 assert rules.__all__
 
 
@@ -68,7 +71,7 @@ class PartitionedBatch:
         counts = [stop - start for start, stop in bounds]
         self.samples = counts[rank]
         self.has_no_rows = not leaves or not all(map(_is_dense, leaves))
-        if total < size or self.has_no_rows:
+        if min(counts) < _LEAST_ROWS or self.has_no_rows:
             return
         share = self.share = Share(counts, rank, self._exchanges)
         self.data = _map(lambda leaf: _placed(leaf, share), batch)
@@ -76,7 +79,7 @@ class PartitionedBatch:
     def _place_share(self, batch: rows.TorchShare) -> None:
         comm, self.samples = self._session.comm, batch.samples
         counts = [int(n) for n in comm.agree("rows of each worker", float(batch.samples))]
-        if not all(counts):
+        if min(counts) < _LEAST_ROWS:
             self.data = gathering.rows_of_all(
                 TorchStep(self._session, batch.samples, False), batch.data
             )

@@ -51,7 +51,7 @@ def _computed(operation: Operation, inputs: list[torch.Tensor]) -> list[torch.Te
 def test_a_rule_gives_what_the_whole_operation_gives(name: str, data: st.DataObject) -> None:
     operation = OPERATIONS[name]
     size = data.draw(st.integers(2, 3), "workers")
-    rows, seed = data.draw(st.integers(max(size, 3), 9), "rows"), data.draw(st.integers(0, 99))
+    rows, seed = data.draw(st.integers(2 * size, 11), "rows"), data.draw(st.integers(0, 99))
     places = [[None, *(d for d, n in enumerate(s) if n == "n")] for s in operation.shapes]
     spread = [data.draw(st.sampled_from(each), "rows of an input") for each in places]
     if all(dim is None for dim in spread):
