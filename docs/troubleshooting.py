@@ -16,7 +16,7 @@ By message: what you see, what it means, what to do. "…" stands for a value. W
 
 Without a message:
 
-- **The loss, or a validation metric, is not that of one process.** `evaluate`, and the validation of `fit`, count all samples of all workers: the numbers are equal on all of them, and differ from one process as weights do. Expected causes are, on torch, Dropout (each worker draws its own masks) and BatchNormalization (give `--sync-batchnorm`), and `--batch per-worker`, `--scale-lr`, and random
+- **The loss, or a validation metric, is not that of one process.** `evaluate`, and the validation of `fit`, count all samples of all workers: the numbers are equal on all of them, and differ from one process as weights do. Expected causes are `--batch per-worker`, `--scale-lr`, and random
   numbers without a seed. Otherwise `syrtos verify -n 2 train.py` shows where the first batches differ.
 - **It is slower than with one worker.** The summary says so and why; [what is measured](performance.md) has figures.
 - **Memory runs out.** Each worker holds the whole model and, where data are arrays, all of them: N workers of a machine need N times that. [Data](tutorials/data.md) that is read in parts needs less; on a

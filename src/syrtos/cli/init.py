@@ -23,7 +23,6 @@ n = 2                            # workers
 # gpus-per-worker = 1            # with `on`
 # max-restarts = 3               # restarts after workers that died, hung or failed
 # batch = "per-worker"           # a batch of the script is that of one worker
-# sync-batchnorm = true          # BatchNormalization over the global batch
 # scale-lr = "linear"            # scale the learning rate with the number of workers ...
 # warmup-epochs = 5              # ... after epochs of warm-up
 # track = ["tensorboard"]        # log the run: mlflow, tensorboard, wandb, jsonl, otlp

@@ -205,7 +205,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sync-batchnorm",
         action="store_true",
-        help="on torch: BatchNormalization statistics over the global batch, as on the other backends",
+        help="BatchNormalization over the global batch where workers train on shares by themselves (--sync-every, --ps, Estimators)",
     )
     group.add_argument(
         "--scale-lr",

@@ -16,7 +16,6 @@ from syrtos.doctor.rules import (
     rates,
     undefined,
     values,
-    whole_batches,
 )
 
 RULES: Sequence[Callable[[ScriptProgram], Iterator[Finding]]] = (
@@ -25,8 +24,7 @@ RULES: Sequence[Callable[[ScriptProgram], Iterator[Finding]]] = (
     horovod.wrapped_twice, horovod.one_rank_alone, horovod.old_callbacks, horovod.other_frameworks, loops.own_loop, loops.compiled_updates,
     loops.servers, loops.processes,
     loops.inputs, names.dead_names, names.old_words, values.unsupported_values, names.sessions, names.refused_estimators,
-    names.renamed_metrics, whole_batches.stateful_layers, whole_batches.layers_of_shares, whole_batches.mixing_losses,
-    whole_batches.assigned_states, needs.missing_imports, needs.hidden_needs, needs.absent_backend, undefined.undefined_names,
+    names.renamed_metrics, needs.missing_imports, needs.hidden_needs, needs.absent_backend, undefined.undefined_names,
 )  # fmt: skip
 
 

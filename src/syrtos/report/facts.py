@@ -180,11 +180,10 @@ def _split(run: RunRecord) -> str:
     if whole := run.facts.get("computed_whole"):
         return f"Each worker computes on gathered rows of whole batches: {whole}."
     difference = run.facts.get("first_batch")
-    aside = ", BatchNormalization aside," * ("own_statistics" in run.facts)
     return (
         ""
         if difference is None
-        else f"First batch: equal to one process{aside} within {max(difference, 1e-8):.0e}."
+        else f"First batch: equal to one process within {max(difference, 1e-8):.0e}."
     )
 
 

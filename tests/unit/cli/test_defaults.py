@@ -137,7 +137,7 @@ def test_all_that_init_proposes_is_taken(
     proposed: dict[str, Any] = tomllib.loads(
         re.sub(r"^# (?=[\w-]+ = )", "", init.TEMPLATE, flags=re.M)
     )
-    assert len(proposed["run"]) >= 10
+    assert len(proposed["run"]) >= 9
     json.dumps([*defaults.words_of(proposed, parser, {})])
     for engine in ("slurm", "kubernetes", "ray"):
         assert proposed[engine]

@@ -32,12 +32,6 @@ CASES = {
     "opened for writing": ("file-on-every-rank", PLAIN + "open('a.txt', 'w')\n", PLAIN + "open('a.txt')\n"),
     "a path opened": ("file-on-every-rank", PLAIN + "from pathlib import Path\nPath('a').open('a')\n", PLAIN + "album.open('wax.txt')\n"),
     "an archive": ("file-on-every-rank", PLAIN + "import tarfile\ntarfile.open('a', 'w:gz')\n", PLAIN + "import tarfile\ntarfile.open('a', 'r:xz')\n"),
-    "statistics of shares": (
-        "share-statistics",
-        KERAS + "keras.layers.BatchNormalization()\n",
-        KERAS + "keras.layers.BatchNormalization(synchronized=True)\nkeras.layers.BatchNormalization(trainable=False)\n",
-    ),
-    "masks of shares": ("share-masks", KERAS + "keras.layers.Dropout(0.5)\n", KERAS + "keras.layers.Dense(1)\n"),
     "opened on one rank": ("file-on-every-rank", PLAIN + "open('a', mode='a')\n", PLAIN + SYRTOS + "if syrtos.rank() == 0:\n    open('a', 'a')\n"),
     "left before": (
         "file-on-every-rank",
@@ -266,25 +260,6 @@ CASES = {
         KERAS + "model.compile('sgd', 'mse', metrics=['accuracy'])\nhistory = model.fit(x, y).history\nhistory['acc']\n",
         KERAS + "model.compile('sgd', 'mse', metrics=['acc'])\nhistory = model.fit(x, y).history\nhistory['acc']\n",
     ),
-    "stateful layer": ("not-split", KERAS + "keras.layers.LSTM(4, stateful=True)\n", KERAS + "keras.layers.LSTM(4, stateful=False)\n"),
-    "rows of a batch in its shape": ("not-split", KERAS + "keras.Input(batch_shape=(8, 3))\n", KERAS + "keras.Input(batch_shape=(None, 3))\n"),
-    "rows of a batch by themselves": ("not-split", KERAS + "keras.Input((3,), batch_size=8)\n", KERAS + "keras.Input((3,))\n"),
-    "loss that mixes rows": ("gathered", KERAS + "model.compile('sgd', loss=keras.losses.Dice())\n", PLAIN),
-    "loss of its own": (
-        "gathered",
-        KERAS + "def f(y, p):\n    return y\nmodel.compile('sgd', f)\n",
-        KERAS + "def f(y, p):\n    return y\nmodel.compile('sgd')\n",
-    ),
-    "state of a layer": (
-        "assigned-state",
-        KERAS + "class L(keras.layers.Layer):\n    def call(self, x):\n        self.n.assign_add(1)\n",
-        KERAS + "class L(keras.layers.Layer):\n    def reset(self):\n        self.n.assign(0)\n",
-    ),
-    "metric of its own": (
-        "gathered",
-        KERAS + "class M(keras.metrics.Metric):\n    pass\nmodel.compile('sgd', 'mse', metrics=['mae', M()])\n",
-        KERAS + "class M(keras.metrics.Metric):\n    pass\nm = M()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n",
-    ),
     "monitored": (
         "dead-api",
         KERAS + "model.compile('sgd', 'mse', metrics=['accuracy'])\nkeras.callbacks.EarlyStopping(monitor='val_acc')\n",
@@ -307,19 +282,9 @@ def found(
     return [finding for finding in diagnosis.findings(loaded) if finding.rule == rule]
 
 
-# On the other backends nothing is computed on a share by itself.
-OF_TORCH = {"not-split", "gathered", "share-statistics", "share-masks", "assigned-state"}
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_finds_its_line_and_leaves_a_near_script_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_rule_finds_its_line_and_leaves_a_near_script_alone(tmp_path: Path, name: str) -> None:
     rule, wrong, right = CASES[name]
-    if rule in OF_TORCH:
-        monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-        assert not found(tmp_path, wrong, rule)
-        monkeypatch.setenv("KERAS_BACKEND", "torch")
     findings = found(tmp_path, wrong, rule)
     faulty = [number for number, line in enumerate(wrong.splitlines(), 1) if "pass" not in line]
     assert faulty[-1] in {finding.line for finding in findings}, findings
@@ -329,16 +294,13 @@ def test_a_rule_finds_its_line_and_leaves_a_near_script_alone(
     assert not found(tmp_path, right, rule)
 
 
-def test_every_rule_has_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_has_a_case() -> None:
     """Words in the files of rules which look like names of them are all in the table."""
     table = {rule for rule, _, _ in CASES.values()}
     folder = resources.files("syrtos.doctor.rules")
     text = "".join(file.read_text() for file in folder.iterdir() if file.name.endswith(".py"))
     assert {word for word in table if f'"{word}"' not in text} == set()
-    told = set()
-    for backend in ("tensorflow", "torch"):
-        monkeypatch.setenv("KERAS_BACKEND", backend)
-        told |= {f.rule for case in CASES.values() for f in diagnosis.findings(_parsed(case[1]))}
+    told = {f.rule for case in CASES.values() for f in diagnosis.findings(_parsed(case[1]))}
     assert told == table
 
 
@@ -346,17 +308,6 @@ def _parsed(text: str) -> program.ScriptProgram:
     from syrtos.doctor.script import parse
 
     return program.ScriptProgram([parse(Path("train.py"), text)])
-
-
-def test_layers_of_shares_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    layers = KERAS + 3 * "keras.layers.BatchNormalization()\n"
-    (one,) = found(tmp_path, layers, "share-statistics")
-    assert one.severity is Severity.NOTE
-    assert "(and in 2 more places) normalizes over each worker's share" in one.says
-    assert "--sync-batchnorm" in one.fix
-    assert not found(tmp_path, layers, "share-statistics", workers=1)
-    assert not found(tmp_path, layers, "share-statistics", batch="per-worker")
 
 
 def test_options_of_the_run_change_what_is_found(tmp_path: Path) -> None:

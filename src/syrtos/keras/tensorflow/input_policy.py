@@ -17,7 +17,7 @@ _gives_whole_batches: ContextVar[bool] = ContextVar("gives_whole_batches", defau
 
 
 class _Policy:
-    """Whether `AutoShardPolicy.OFF` is obeyed, as under `MultiWorkerMirroredStrategy`."""
+    """The answer to the question if `AutoShardPolicy.OFF` is obeyed, as under `MultiWorkerMirroredStrategy`."""
 
     def __init__(self, _session: Session) -> None:
         self.is_obeyed = False

@@ -25,7 +25,7 @@ _MOST_STATES = 2000
 
 
 class DrawingSteps:
-    """What the training steps of a session have drawn from torch's own generator.
+    """The draws of a session's training steps from torch's own generator.
 
     A `fit` that is resumed draws its data again, and leaves out its steps. Data may be drawn from
     the generator that steps draw from: where it was, the state before is kept, and put back there.

@@ -1,8 +1,9 @@
-"""Exchanges of a partitioned step with the other workers."""
+"""TensorExchange of a partitioned step with the other workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -11,8 +12,24 @@ from syrtos.keras.torch import ops
 from syrtos.keras.trainer import timing
 
 
+class TensorExchange(Protocol):
+    """TensorExchange of tensors with the other workers, which all make the same ones in the same order."""
+
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """Returns the workers' tensors, concatenated along the first dimension by rank."""
+        ...
+
+    def sum(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the sums of the workers' tensors, of one dtype each."""
+        ...
+
+    def extreme(self, local: torch.Tensor, largest: bool) -> torch.Tensor:
+        """Returns the elementwise maximum, or minimum, of the workers' tensors."""
+        ...
+
+
 class TensorExchanges:
-    """Exchanges of tensors by a communicator; gradients travel in buckets."""
+    """TensorExchange of tensors by a communicator; gradients travel in buckets."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

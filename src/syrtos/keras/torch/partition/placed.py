@@ -18,7 +18,7 @@ import torch
 from syrtos.keras.split.script_lines import line_of_script
 from syrtos.keras.torch import torch_internals
 from syrtos.keras.torch.partition import table
-from syrtos.keras.torch.partition.placements import PARTIAL, WHOLE, Placement, Rows, Share
+from syrtos.keras.torch.partition.placements import TERM, WHOLE, BatchShare, Placement, RowPart
 
 # Any: functions of torch take and return trees of any kind.
 _Args = tuple[Any, ...]
@@ -40,7 +40,7 @@ class PlacedTensor(torch.Tensor):
 
     local: torch.Tensor
     placement: Placement
-    share: Share
+    share: BatchShare
     view_of: Callable[[torch.Tensor], None] | None
     _gathered: torch.Tensor | None
     _writes_gathered: int
@@ -53,7 +53,7 @@ class PlacedTensor(torch.Tensor):
         cls,  # noqa: ANN001
         local: torch.Tensor,
         placement: Placement,
-        share: Share,
+        share: BatchShare,
     ) -> PlacedTensor:
         """
         Args:
@@ -62,7 +62,7 @@ class PlacedTensor(torch.Tensor):
             share: see above.
         """
         shape, strides = local.shape, local.stride()
-        if isinstance(placement, Rows):
+        if isinstance(placement, RowPart):
             size = share.total * placement.each
             strides = _strides_of_whole(shape, strides, placement.dim, size)
             shape = (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
@@ -70,7 +70,7 @@ class PlacedTensor(torch.Tensor):
         self.local, self.placement, self.share = local, placement, share
         self.view_of = self._gathered = None
         share.alive.append(weakref.ref(self))
-        if placement is PARTIAL and local.numel() <= _SMALL:
+        if placement is TERM and local.numel() <= _SMALL:
             share.pending.append(self)
         return self
 
@@ -130,7 +130,7 @@ class PlacedTensor(torch.Tensor):
                 self.local.copy_(whole)
             if self.view_of is not None:
                 self.view_of(self.local)
-        elif isinstance(self.placement, Rows):
+        elif isinstance(self.placement, RowPart):
             self.local.copy_(self.share.cut(whole, self.placement))
             self.was_written()
             self.keep_whole(whole)
@@ -203,15 +203,15 @@ def to_whole(tensor: PlacedTensor) -> torch.Tensor:
 def wholes(tensors: Sequence[PlacedTensor]) -> list[torch.Tensor]:
     """Returns whole tensors, without gradients; sums travel together. All workers call it together."""
     missing = {id(t): t for t in tensors if t.known_whole is None}
-    for kind in {t.dtype: None for t in missing.values() if t.placement is PARTIAL}:
-        sums = [t for t in missing.values() if t.placement is PARTIAL and t.dtype is kind]
+    for kind in {t.dtype: None for t in missing.values() if t.placement is TERM}:
+        sums = [t for t in missing.values() if t.placement is TERM and t.dtype is kind]
         sums += _pending_beside(sums)
         found = sums[0].share.exchanges.sum([t.local for t in sums])
         for tensor, whole in zip(sums, found, strict=True):
             tensor.keep_whole(whole)
     for tensor in missing.values():
         rows = tensor.placement
-        if isinstance(rows, Rows):
+        if isinstance(rows, RowPart):
             local = tensor.local.movedim(rows.dim, 0)
             gathered = tensor.share.exchanges.gather(local).movedim(0, rows.dim)
             tensor.keep_whole(_with_strides(gathered, tensor.stride()))
@@ -236,15 +236,15 @@ def _pending_beside(sums: Sequence[PlacedTensor]) -> list[PlacedTensor]:
         for t in waiting
         if t.dtype is sums[0].dtype
         and id(t) not in asked
-        and t.placement is PARTIAL
+        and t.placement is TERM
         and t.known_whole is None
     ]
 
 
-def place(whole: torch.Tensor, share: Share, like: Placement) -> torch.Tensor:
+def place(whole: torch.Tensor, share: BatchShare, like: Placement) -> torch.Tensor:
     """Returns a whole tensor cut to this worker's rows where it has some; else the tensor itself."""
-    dims = [like] if isinstance(like, Rows) else []
-    for rows in [*dims, Rows(0, 1), Rows(0, 2)]:
+    dims = [like] if isinstance(like, RowPart) else []
+    for rows in [*dims, RowPart(0, 1), RowPart(0, 2)]:
         if whole.ndim > rows.dim and whole.shape[rows.dim] == share.total * rows.each:
             found = PlacedTensor(share.cut(whole, rows), rows, share)
             found.keep_whole(whole)
@@ -258,7 +258,7 @@ def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
     placed = [leaf for leaf in flat if isinstance(leaf, PlacedTensor)]
     share = placed[0].share
     if share.whole is not None and any(
-        isinstance(t.placement, Rows) and t.known_whole is None for t in placed
+        isinstance(t.placement, RowPart) and t.known_whole is None for t in placed
     ):
         _note(share.whole, func)
     found = dict(zip(map(id, placed), wholes(placed), strict=True))
@@ -275,7 +275,7 @@ def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
         if isinstance(target, PlacedTensor):
             target.write(found[id(target)])
     back = {id(found[id(t)]): t for t in written if isinstance(t, PlacedTensor)}
-    like = next((t.placement for t in placed if isinstance(t.placement, Rows)), WHOLE)
+    like = next((t.placement for t in placed if isinstance(t.placement, RowPart)), WHOLE)
     base = next((t for t in viewed if isinstance(t, PlacedTensor)), None)
 
     def placed_again(out: object) -> object:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from syrtos.keras.torch.partition.exchanges import TensorExchange
+
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """Each worker has its rows' entries of one dimension.
+class RowPart:
+    """A part with the entries of this worker's rows, along one dimension.
 
     Attributes:
         dim: the dimension, counted from the first.
@@ -24,36 +27,20 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Partial:
-    """The tensor is the sum of the workers' tensors."""
+class SumTerm:
+    """A term of a sum: the tensor is the sum of the workers' tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
-    """Every worker has the whole tensor."""
+class WholeTensor:
+    """All of a tensor, which every worker has."""
 
 
-Placement = Rows | Partial | Whole
-PARTIAL, WHOLE = Partial(), Whole()
+Placement = RowPart | SumTerm | WholeTensor
+TERM, WHOLE = SumTerm(), WholeTensor()
 
 
-class Exchanges(Protocol):
-    """Exchanges of tensors with the other workers, which all make the same ones in the same order."""
-
-    def gather(self, local: torch.Tensor) -> torch.Tensor:
-        """Returns the workers' tensors, concatenated along the first dimension by rank."""
-        ...
-
-    def sum(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the sums of the workers' tensors, of one dtype each."""
-        ...
-
-    def extreme(self, local: torch.Tensor, largest: bool) -> torch.Tensor:
-        """Returns the elementwise maximum, or minimum, of the workers' tensors."""
-        ...
-
-
-class Share:
+class BatchShare:
     """This worker's rows of a batch: ``start`` up to, without, ``start + count`` of ``total``.
 
     Attributes:
@@ -65,7 +52,7 @@ class Share:
             they are noted.
     """
 
-    def __init__(self, counts: Sequence[int], rank: int, exchanges: Exchanges) -> None:
+    def __init__(self, counts: Sequence[int], rank: int, exchanges: TensorExchange) -> None:
         """
         Args:
             counts: see above.
@@ -91,10 +78,10 @@ class Share:
         place = local.untyped_storage().data_ptr()
         self._writes[place] = self._writes.get(place, 0) + 1
 
-    def is_like(self, other: Share) -> bool:
+    def is_like(self, other: BatchShare) -> bool:
         """Returns whether rows of both are those of the same places."""
         return self is other or self.counts == other.counts
 
-    def cut(self, tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def cut(self, tensor: torch.Tensor, rows: RowPart) -> torch.Tensor:
         """Returns this worker's rows of a whole tensor, which is not copied."""
         return tensor.narrow(rows.dim, self.start * rows.each, self.count * rows.each)

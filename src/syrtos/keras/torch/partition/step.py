@@ -18,13 +18,13 @@ from syrtos.keras.torch import gathering, rows, torch_internals
 from syrtos.keras.torch.partition import rules
 from syrtos.keras.torch.partition.exchanges import TensorExchanges
 from syrtos.keras.torch.partition.placed import PlacedTensor, place, wholes
-from syrtos.keras.torch.partition.placements import PARTIAL, Rows, Share
+from syrtos.keras.torch.partition.placements import TERM, BatchShare, RowPart
 from syrtos.keras.torch.step import TorchStep, as_one_process
 
 _Tree = TypeVar("_Tree")
 _step: ContextVar[PartitionedBatch | None] = ContextVar("step", default=None)
 _NAMED = 5  # so many operations are named in the record of a run
-_FIRST = Rows(0, 1)
+_FIRST = RowPart(0, 1)
 # Of a single row a tensor's strides do not say in which order its dimensions are in memory, which
 # draws and views depend on.
 _LEAST_ROWS = 2
@@ -37,7 +37,7 @@ def current_batch() -> PartitionedBatch | None:
 
 
 class PartitionedBatch:
-    """A batch of which each worker has its rows, in a step on it.
+    """A batch of which each worker has its rows, in a step on it. All workers make it together.
 
     Attributes:
         share: this worker's rows; None where every worker computes the whole batch.
@@ -47,8 +47,7 @@ class PartitionedBatch:
     """
 
     def __init__(self, batch: object, model: keras.Model, session: Session) -> None:
-        """All workers call this together.
-
+        """
         Args:
             batch: the whole batch, or a `TorchShare` that holds this worker's rows.
             model: the model whose step it is.
@@ -56,7 +55,7 @@ class PartitionedBatch:
         """
         self._model, self._session = model, session
         self._exchanges = TensorExchanges(session.comm)
-        self.share: Share | None = None
+        self.share: BatchShare | None = None
         self.data, self.samples, self.has_no_rows = batch, 0, False
         if isinstance(batch, rows.TorchShare):
             self._place_share(batch)
@@ -73,8 +72,8 @@ class PartitionedBatch:
         self.has_no_rows = not leaves or not all(map(_is_dense, leaves))
         if min(counts) < _LEAST_ROWS or self.has_no_rows:
             return
-        share = self.share = Share(counts, rank, self._exchanges)
-        self.data = _map(lambda leaf: _placed(leaf, share), batch)
+        share = self.share = BatchShare(counts, rank, self._exchanges)
+        self.data = _map(lambda leaf: _place_leaf(leaf, share), batch)
 
     def _place_share(self, batch: rows.TorchShare) -> None:
         comm, self.samples = self._session.comm, batch.samples
@@ -84,7 +83,7 @@ class PartitionedBatch:
                 TorchStep(self._session, batch.samples, False), batch.data
             )
             return
-        share = self.share = Share(counts, self._session.world.rank, self._exchanges)
+        share = self.share = BatchShare(counts, self._session.world.rank, self._exchanges)
 
         def place(leaf: Any) -> Any:
             is_row = isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == batch.samples
@@ -116,7 +115,7 @@ class PartitionedBatch:
         if self.share is not None:
             self.share.whole = {}
 
-    def _end(self, share: Share) -> None:
+    def _end(self, share: BatchShare) -> None:
         """Makes whole what the script keeps of the step: gradients, or a tensor in a list."""
         self._reduce([(p, p.grad) for p in self._parameters() if p.grad is not None])
         share.pending.clear()
@@ -156,7 +155,7 @@ class PartitionedBatch:
             sums = [
                 (p, g)
                 for p, g in placed
-                if g.known_whole is None and g.placement is PARTIAL and g.dtype is dtype
+                if g.known_whole is None and g.placement is TERM and g.dtype is dtype
             ]
             if sums and dtype.is_floating_point:
                 found = self._exchanges.gradients([g.local for _, g in sums], [p for p, _ in sums])
@@ -177,7 +176,7 @@ class PartitionedBatch:
         return ", ".join(named[:_NAMED]) + f" and {more} more" * (more > 0)
 
 
-def _alive(share: Share) -> list[tuple[int, PlacedTensor]]:
+def _alive(share: BatchShare) -> list[tuple[int, PlacedTensor]]:
     """Returns the tensors of a step that are alive and not known whole, with their numbers."""
     found = [(place, ref()) for place, ref in enumerate(share.alive)]
     return [
@@ -195,10 +194,10 @@ def _is_dense(leaf: object) -> bool:
     return not isinstance(leaf, torch.Tensor) or leaf.layout is torch.strided
 
 
-def _placed(leaf: Any, share: Share) -> Any:
+def _place_leaf(leaf: Any, share: BatchShare) -> Any:
     """Returns this worker's rows of a leaf of the batch; a leaf without these rows itself."""
     if isinstance(leaf, np.ndarray) and leaf.dtype.name in _DTYPES:
-        return _placed(torch.from_numpy(leaf), share)
+        return _place_leaf(torch.from_numpy(leaf), share)
     if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != share.total:
         return leaf
     return place(leaf, share, _FIRST)

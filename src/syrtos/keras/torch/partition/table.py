@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,9 +12,16 @@ import torch
 # `NotImplemented`.
 Rule = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
-_rules: dict[str, Rule] = {}
-_tagged: list[tuple[Callable[[Any], bool], Rule]] = []
-_found: dict[Any, Rule | None] = {}
+
+class _Table:
+    """Rules by names of operations, and those of all operations that match."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Rule] = {}
+        self.by_match: list[tuple[Callable[[Any], bool], Rule]] = []
+
+
+_TABLE = _Table()
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -23,7 +31,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """
 
     def register(function: Rule) -> Rule:
-        _rules.update(dict.fromkeys(names, function))
+        _TABLE.by_name.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -33,34 +41,22 @@ def rule_where(matches: Callable[[Any], bool]) -> Callable[[Rule], Rule]:
     """Decorator: registers a rule for all operations that match, where they have none by name."""
 
     def register(function: Rule) -> Rule:
-        _tagged.append((matches, function))
+        _TABLE.by_match.append((matches, function))
         return function
 
     return register
 
 
+@functools.cache
 def rule_for(func: Any) -> Rule | None:
     """Returns the rule of an operation, or None."""
-    try:
-        return _found[func]
-    except KeyError:
-        found = _found[func] = _find(func)
-        return found
-
-
-def _find(func: Any) -> Rule | None:
     namespace, _, name = func._schema.name.partition("::")
     if namespace != "aten":
         return None
     for key in (f"{name}.{func._overloadname}", name):
-        if key in _rules:
-            return _rules[key]
-    return next((function for matches, function in _tagged if matches(func)), None)
-
-
-def names() -> list[str]:
-    """Returns the names of the operations that have a rule of their own."""
-    return sorted(_rules)
+        if key in _TABLE.by_name:
+            return _TABLE.by_name[key]
+    return next((function for matches, function in _TABLE.by_match if matches(func)), None)
 
 
 def is_pointwise(func: Any) -> bool:

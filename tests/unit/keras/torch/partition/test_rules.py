@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_operations import OPERATIONS, Operation, Shape
 
-from syrtos.keras.torch.partition.placements import Share
+from syrtos.keras.torch.partition.placements import BatchShare
 
 pytestmark = pytest.mark.needs("torch")
 
 
-def _tensor(shape: Shape, kind: str, rows: int, generator: torch.Generator) -> torch.Tensor:
+def _tensor(shape: Shape, kind: str, rows: int, generator: Any) -> Any:
     sizes = [rows if n == "n" else int(n) for n in shape]
     if kind == "i":
         return torch.randint(0, 5, sizes, generator=generator)
@@ -27,13 +29,13 @@ def _tensor(shape: Shape, kind: str, rows: int, generator: torch.Generator) -> t
     return torch.randn(sizes, generator=generator)
 
 
-def _inputs(operation: Operation, rows: int, seed: int) -> list[torch.Tensor]:
+def _inputs(operation: Operation, rows: int, seed: int) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
     kinds = operation.kinds or "f" * len(operation.shapes)
     return [_tensor(s, k, rows, generator) for s, k in zip(operation.shapes, kinds, strict=True)]
 
 
-def _computed(operation: Operation, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def _computed(operation: Operation, inputs: list[Any]) -> list[Any]:
     """The result, and the gradients of the inputs."""
     for tensor in inputs:
         if tensor.is_floating_point():
@@ -57,7 +59,7 @@ def test_a_rule_gives_what_the_whole_operation_gives(name: str, data: st.DataObj
     if all(dim is None for dim in spread):
         spread = [each[-1] for each in places]
 
-    def work(share: Share) -> list[torch.Tensor]:
+    def work(share: BatchShare) -> list[Any]:
         inputs = _inputs(operation, rows, seed)
         placed = [
             tensor if dim is None else threads.spread(tensor, share, dim)
@@ -77,7 +79,7 @@ def test_a_rule_gives_what_the_whole_operation_gives(name: str, data: st.DataObj
 def test_a_rule_and_its_gradient_compute_on_rows(name: str) -> None:
     operation = OPERATIONS[name]
 
-    def work(share: Share) -> dict[str, int] | None:
+    def work(share: BatchShare) -> dict[str, int] | None:
         placed = [
             threads.spread(tensor, share) if "n" in shape else tensor
             for tensor, shape in zip(_inputs(operation, 7, 1), operation.shapes, strict=True)

@@ -10,7 +10,7 @@ import torch
 
 from syrtos.keras.torch.partition import rules
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import Rows, Share
+from syrtos.keras.torch.partition.placements import BatchShare, RowPart
 
 assert rules
 _SECONDS = 30.0
@@ -57,13 +57,13 @@ def counts_of(total: int, size: int) -> list[int]:
     return [total // size + (rank < total % size) for rank in range(size)]
 
 
-def run(size: int, total: int, work: Callable[[Share], Any]) -> list[Any]:
+def run(size: int, total: int, work: Callable[[BatchShare], Any]) -> list[Any]:
     """Returns what ``work`` returns on each worker; it raises what a worker raises."""
     meeting, found = _Meeting(size), [None] * size
     errors: list[BaseException] = []
 
     def worker(rank: int) -> None:
-        share = Share(counts_of(total, size), rank, ThreadExchanges(meeting, rank))
+        share = BatchShare(counts_of(total, size), rank, ThreadExchanges(meeting, rank))
         share.whole = {}
         try:
             found[rank] = work(share)
@@ -82,9 +82,9 @@ def run(size: int, total: int, work: Callable[[Share], Any]) -> list[Any]:
     return found
 
 
-def spread(whole: torch.Tensor, share: Share, dim: int = 0) -> torch.Tensor:
+def spread(whole: torch.Tensor, share: BatchShare, dim: int = 0) -> torch.Tensor:
     """Returns a tensor of which each worker has its rows, along a dimension."""
-    rows = Rows(dim, whole.shape[dim] // share.total)
+    rows = RowPart(dim, whole.shape[dim] // share.total)
     return PlacedTensor(share.cut(whole, rows).clone(), rows, share)
 
 

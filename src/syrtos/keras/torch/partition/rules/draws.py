@@ -9,7 +9,7 @@ import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor, place
-from syrtos.keras.torch.partition.placements import Rows
+from syrtos.keras.torch.partition.placements import RowPart
 
 
 @table.rule("rand_like", "randn_like", "randint_like", "bernoulli.p")
@@ -33,7 +33,7 @@ def drawn_like(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 def filled_with_draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Overwrites a tensor by draws."""
     tensor = args[0]
-    if not isinstance(tensor, PlacedTensor) or not isinstance(tensor.placement, Rows):
+    if not isinstance(tensor, PlacedTensor) or not isinstance(tensor.placement, RowPart):
         return NotImplemented
     whole = _empty_like(tensor)
     func(whole, *args[1:], **kwargs)

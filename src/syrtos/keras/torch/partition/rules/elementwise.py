@@ -12,7 +12,7 @@ import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import PARTIAL, Rows, Share
+from syrtos.keras.torch.partition.placements import TERM, BatchShare, RowPart
 
 _SCALED = ("aten::mul", "aten::mul_")
 _DIVIDED = ("aten::div", "aten::div_")
@@ -26,18 +26,18 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     if any(isinstance(value, torch.Tensor) for value in kwargs.values()):
         return NotImplemented
     in_place = func._schema.is_mutable
-    args = args if in_place else tuple(map(_known, args))
-    sums = [t for t in args if isinstance(t, PlacedTensor) and t.placement is PARTIAL]
+    args = args if in_place else tuple(map(_known_or_self, args))
+    sums = [t for t in args if isinstance(t, PlacedTensor) and t.placement is TERM]
     if sums and _is_linear(func, args, sums):
         made = func(*(t.local if isinstance(t, PlacedTensor) else t for t in args), **kwargs)
         if not in_place:
-            return PlacedTensor(made, PARTIAL, sums[0].share)
+            return PlacedTensor(made, TERM, sums[0].share)
         sums[0].was_written()
         return sums[0]
     if not any(isinstance(t, PlacedTensor) for t in args):
         return func(*args, **kwargs)
     lead = args[0] if in_place else _lead(args)
-    if not isinstance(lead, PlacedTensor) or not isinstance(lead.placement, Rows):
+    if not isinstance(lead, PlacedTensor) or not isinstance(lead.placement, RowPart):
         return NotImplemented
     if in_place and lead.view_of is not None:
         return NotImplemented
@@ -50,7 +50,7 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         return lead
     rows = lead.placement
     dim = made.ndim - lead.ndim + rows.dim
-    return PlacedTensor(made, Rows(dim, rows.each), lead.share)
+    return PlacedTensor(made, RowPart(dim, rows.each), lead.share)
 
 
 @table.rule(
@@ -58,7 +58,7 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     "hardsigmoid_backward", "mish_backward", "log_sigmoid_backward", "softshrink_backward", "hardshrink_backward", "masked_fill_", "fill_", "zero_",
     "rsub", "isclose", "threshold_",
 )  # fmt: skip
-def untagged(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def compute_elements(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Computes on this worker's rows, though torch does not say that elements are by themselves."""
     return elementwise(func, args, kwargs)
 
@@ -73,12 +73,12 @@ def untagged(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     "contiguous",
     "native_dropout_backward",
 )
-def kept(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def keep_part(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Computes on this worker's part, of whatever kind that is."""
     (tensor, *rest) = args
     if not isinstance(tensor, PlacedTensor):
         return NotImplemented
-    if tensor.placement is PARTIAL:
+    if tensor.placement is TERM:
         dtype = kwargs.get("dtype")
         # A sum is rounded once, and a truth value is no sum.
         narrows = dtype is not None and not (
@@ -88,7 +88,7 @@ def kept(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         )
         if narrows:
             return NotImplemented
-    elif not isinstance(tensor.placement, Rows):
+    elif not isinstance(tensor.placement, RowPart):
         return NotImplemented
     given = (
         aligned(args, tensor)
@@ -109,7 +109,7 @@ def kept(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def filled(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Makes a tensor of this worker's rows; one like a sum is whole."""
     tensor = args[0]
-    if isinstance(tensor.placement, Rows):
+    if isinstance(tensor.placement, RowPart):
         made = func(tensor.local, *args[1:], **kwargs)
         return PlacedTensor(made, tensor.placement, tensor.share)
     return func(tensor.local, *args[1:], **kwargs)
@@ -120,9 +120,9 @@ def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Makes a tensor of the dtype of this one: of its rows if it has its shape, else a whole one."""
     tensor, size, *rest = args
     is_empty = func._schema.name == "aten::new_empty_strided"
-    if tensor.placement is PARTIAL and is_empty and tuple(size) == tuple(tensor.shape):
-        return PlacedTensor(func(tensor.local, size, *rest, **kwargs), PARTIAL, tensor.share)
-    if not isinstance(tensor.placement, Rows) or tuple(size) != tuple(tensor.shape):
+    if tensor.placement is TERM and is_empty and tuple(size) == tuple(tensor.shape):
+        return PlacedTensor(func(tensor.local, size, *rest, **kwargs), TERM, tensor.share)
+    if not isinstance(tensor.placement, RowPart) or tuple(size) != tuple(tensor.shape):
         return func(tensor.local, size, *rest, **kwargs)
     if is_empty:
         rest = [tensor.local.stride()]
@@ -130,16 +130,16 @@ def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return PlacedTensor(made, tensor.placement, tensor.share)
 
 
-def _known(value: Any) -> Any:
+def _known_or_self(value: Any) -> Any:
     """Returns the whole of a sum that was added up before; any other value itself."""
-    if isinstance(value, PlacedTensor) and value.placement is PARTIAL:
+    if isinstance(value, PlacedTensor) and value.placement is TERM:
         return value if value.known_whole is None else value.known_whole
     return value
 
 
 def _lead(args: Sequence[Any]) -> PlacedTensor | None:
     """Returns the tensor whose rows the result has: the one of the most elements."""
-    found = [t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)]
+    found = [t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)]
     return (
         max(found, key=lambda t: t.local.numel()) if len(found) > 1 else found[0] if found else None
     )
@@ -177,7 +177,7 @@ def aligned(args: Sequence[Any], lead: PlacedTensor) -> list[Any] | None:
     Whole tensors that have the rows are cut, and those that have other rows become whole.
     """
     rows, share = lead.placement, lead.share
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowPart)
     from_end = lead.ndim - rows.dim
     size = share.total * rows.each
     given: list[Any] = []
@@ -188,19 +188,19 @@ def aligned(args: Sequence[Any], lead: PlacedTensor) -> list[Any] | None:
         dim = value.ndim - from_end
         mine: torch.Tensor = value
         if isinstance(value, PlacedTensor):
-            if value.placement == Rows(dim, rows.each) and share.is_like(value.share):
+            if value.placement == RowPart(dim, rows.each) and share.is_like(value.share):
                 given.append(value.local)
                 continue
             mine = value.whole()
         if dim >= 0 and mine.shape[dim] != 1:
             if mine.shape[dim] != size:
                 return None
-            mine = share.cut(mine, Rows(dim, rows.each))
+            mine = share.cut(mine, RowPart(dim, rows.each))
         given.append(mine)
     return given
 
 
-def part_of(value: torch.Tensor, rows: Rows, share: Share) -> torch.Tensor | None:
+def part_of(value: torch.Tensor, rows: RowPart, share: BatchShare) -> torch.Tensor | None:
     """Returns this worker's rows of a tensor; None where the tensor has not these rows."""
     if isinstance(value, PlacedTensor):
         if value.placement == rows and share.is_like(value.share):

@@ -13,7 +13,7 @@ import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import PARTIAL, Rows, Share
+from syrtos.keras.torch.partition.placements import TERM, BatchShare, RowPart
 from syrtos.keras.torch.partition.rules.elementwise import part_of
 
 # The kinds of tensors among an operation's arguments, in order, and of its results.
@@ -56,7 +56,7 @@ _RANK = {
     "max_pool2d_with_indices": 4,
     "upsample_nearest2d": 4,
 }
-_FIRST = Rows(0, 1)
+_FIRST = RowPart(0, 1)
 
 
 @table.rule(*_BY_ROW)
@@ -65,12 +65,12 @@ def by_row(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     name = func._schema.name.removeprefix("aten::")
     takes, gives = _BY_ROW[name]
     lead = next(
-        (t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None
+        (t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)), None
     )
     if lead is None or any(isinstance(v, torch.Tensor) for v in kwargs.values()):
         return NotImplemented
     rows, share = lead.placement, lead.share
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowPart)
     if rows.dim != 0 or lead.ndim < _RANK.get(name, 2):
         return NotImplemented
     given: list[Any] = []
@@ -87,7 +87,7 @@ def by_row(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     placed = [
         one
         if not isinstance(one, torch.Tensor)
-        else PlacedTensor(one, rows if kind == "r" else PARTIAL, share)
+        else PlacedTensor(one, rows if kind == "r" else TERM, share)
         for one, kind in zip(results, _padded(gives, len(results)), strict=False)
     ]
     return tuple(placed) if isinstance(made, tuple) else placed[0]
@@ -97,7 +97,7 @@ def _padded(gives: str, count: int) -> str:
     return gives + gives[-1] * (count - len(gives))
 
 
-def _argument(value: Any, kind: str, rows: Rows, share: Share) -> Any:
+def _argument(value: Any, kind: str, rows: RowPart, share: BatchShare) -> Any:
     """Returns this worker's part of an argument; None where it has not the rows, or isn't whole."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -132,7 +132,7 @@ def group_norm_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     if any(part is None for part in parts) or isinstance(weight, PlacedTensor):
         return NotImplemented
     made = func(*parts, weight, share.count, *rest, **kwargs)
-    kinds = (_FIRST, PARTIAL, PARTIAL)
+    kinds = (_FIRST, TERM, TERM)
     return tuple(
         None if one is None else PlacedTensor(one, kind, share)
         for one, kind in zip(made, kinds, strict=True)
@@ -170,7 +170,7 @@ def loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if reduction == _NONE:
         return PlacedTensor(func(*given, _NONE, *rest, **named), lead.placement, share)
     total = func(*given, _SUM, *rest, **named)
-    return PlacedTensor(total / lead.numel() if reduction == _MEAN else total, PARTIAL, share)
+    return PlacedTensor(total / lead.numel() if reduction == _MEAN else total, TERM, share)
 
 
 @table.rule(
@@ -193,7 +193,7 @@ def loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     if any(t.shape != lead.local.shape for t in given if isinstance(t, torch.Tensor)):
         return NotImplemented
     rows, share = lead.placement, lead.share
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowPart)
     if reduction == _NONE:
         mine = part_of(grad, rows, share)
         if mine is None:
@@ -208,12 +208,13 @@ def loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
     lead = next(
-        (t for t in values if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None
+        (t for t in values if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)),
+        None,
     )
     if lead is None:
         return None, []
     rows = lead.placement
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowPart)
     given: list[Any] = []
     for value in values:
         mine = part_of(value, rows, lead.share) if isinstance(value, torch.Tensor) else value

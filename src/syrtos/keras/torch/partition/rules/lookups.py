@@ -9,16 +9,16 @@ import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import PARTIAL, Rows
+from syrtos.keras.torch.partition.placements import TERM, RowPart
 from syrtos.keras.torch.partition.rules.elementwise import part_of
 
 _Args = tuple[Any, ...]
 _Named = Mapping[str, Any]
 
 
-def _rows(value: object) -> Rows | None:
+def _rows(value: object) -> RowPart | None:
     found = value.placement if isinstance(value, PlacedTensor) else None
-    return found if isinstance(found, Rows) else None
+    return found if isinstance(found, RowPart) else None
 
 
 @table.rule("embedding")
@@ -42,7 +42,7 @@ def embedding_backward(func: Any, args: _Args, kwargs: _Named) -> Any:
     mine, its = part_of(grad, rows, lead.share), part_of(numbers, rows, lead.share)
     if mine is None or its is None:
         return NotImplemented
-    return PlacedTensor(func(mine, its, count, padding, False), PARTIAL, lead.share)
+    return PlacedTensor(func(mine, its, count, padding, False), TERM, lead.share)
 
 
 @table.rule("index_select")
@@ -54,7 +54,7 @@ def index_select(func: Any, args: _Args, kwargs: _Named) -> Any:
         return PlacedTensor(func(tensor.local, dim, numbers), rows, tensor.share)
     if by is not None and not isinstance(tensor, PlacedTensor):
         return PlacedTensor(
-            func(tensor, dim, numbers.local), Rows(dim % tensor.ndim, by.each), numbers.share
+            func(tensor, dim, numbers.local), RowPart(dim % tensor.ndim, by.each), numbers.share
         )
     return NotImplemented
 

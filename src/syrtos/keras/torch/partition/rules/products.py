@@ -9,23 +9,25 @@ import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import PARTIAL, Placement, Rows, Share
+from syrtos.keras.torch.partition.placements import TERM, BatchShare, Placement, RowPart
 from syrtos.keras.torch.partition.rules.elementwise import part_of
 
 _Args = tuple[Any, ...]
 _Named = Mapping[str, Any]
 
 
-def _rows(tensor: torch.Tensor) -> Rows | None:
+def _rows(tensor: torch.Tensor) -> RowPart | None:
     found = tensor.placement if isinstance(tensor, PlacedTensor) else None
-    return found if isinstance(found, Rows) else None
+    return found if isinstance(found, RowPart) else None
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.whole() if isinstance(tensor, PlacedTensor) else tensor
 
 
-def _factors(one: torch.Tensor, other: torch.Tensor) -> tuple[Any, Any, Placement, Share] | None:
+def _factors(
+    one: torch.Tensor, other: torch.Tensor
+) -> tuple[Any, Any, Placement, BatchShare] | None:
     """Returns this worker's parts of two factors, and the placement of their product.
 
     The last two dimensions are those of matrices; dimensions before them are alike in both.
@@ -42,10 +44,10 @@ def _factors(one: torch.Tensor, other: torch.Tensor) -> tuple[Any, Any, Placemen
             placement: Placement = rows
         elif rows.dim == (last if of_first else last - 1):  # summed over
             parts = (
-                part_of(one, Rows(last, rows.each), share),
-                part_of(other, Rows(last - 1, rows.each), share),
+                part_of(one, RowPart(last, rows.each), share),
+                part_of(other, RowPart(last - 1, rows.each), share),
             )
-            placement = PARTIAL
+            placement = TERM
         else:
             parts = (lead.local, _whole(other)) if of_first else (_whole(one), lead.local)
             placement = rows
@@ -54,12 +56,12 @@ def _factors(one: torch.Tensor, other: torch.Tensor) -> tuple[Any, Any, Placemen
     for lead, factor in ((one, other), (other, one)):
         if (
             isinstance(lead, PlacedTensor)
-            and lead.placement is PARTIAL
+            and lead.placement is TERM
             and not isinstance(factor, PlacedTensor)
         ):
             is_first = lead is one
             mine, its = (lead.local, factor) if is_first else (factor, lead.local)
-            return mine, its, PARTIAL, lead.share
+            return mine, its, TERM, lead.share
     return None
 
 
@@ -84,12 +86,12 @@ def _with_vector(func: Any, one: torch.Tensor, vector: torch.Tensor) -> Any:
     rows = rows or _rows(vector)
     if rows is None or share is None:
         return NotImplemented
-    mine = part_of(one, Rows(one.ndim - 1, rows.each), share)
-    its = part_of(vector, Rows(0, rows.each), share)
+    mine = part_of(one, RowPart(one.ndim - 1, rows.each), share)
+    its = part_of(vector, RowPart(0, rows.each), share)
     return (
         NotImplemented
         if mine is None or its is None
-        else PlacedTensor(func(mine, its), PARTIAL, share)
+        else PlacedTensor(func(mine, its), TERM, share)
     )
 
 
@@ -98,13 +100,13 @@ def product_and_term(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Adds a term to a product whose rows are this worker's."""
     term, one, other = args
     found = _factors(one, other)
-    if found is None or not isinstance(found[2], Rows):
+    if found is None or not isinstance(found[2], RowPart):
         return NotImplemented
     mine, its, rows, share = found
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowPart)
     dim = term.ndim - (one.ndim - rows.dim)
     if isinstance(term, PlacedTensor) or (dim >= 0 and term.shape[dim] != 1):
-        part = part_of(term, Rows(dim, rows.each), share) if dim >= 0 else None
+        part = part_of(term, RowPart(dim, rows.each), share) if dim >= 0 else None
         if part is None:
             return NotImplemented
         term = part

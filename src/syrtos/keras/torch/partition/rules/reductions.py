@@ -9,7 +9,7 @@ import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import PARTIAL, Rows
+from syrtos.keras.torch.partition.placements import TERM, RowPart
 from syrtos.keras.torch.partition.rules.elementwise import part_of
 
 # The place of an operation's argument that says along which dimensions, by the operation's name.
@@ -49,7 +49,7 @@ def _dim_argument(func: Any, names: Sequence[str] = ("dim", "dims", "dimension")
 
 
 @table.rule(*_ALONG)
-def reduced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def reduce_dims(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Reduces over other dimensions than the rows locally; over rows as far as parts can be joined."""
     tensor = args[0]
     if func._schema.is_mutable or any(
@@ -57,10 +57,10 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     ):
         return NotImplemented
     name = func._schema.name.removeprefix("aten::")
-    if tensor.placement is PARTIAL and name in ("sum", "mean") and tensor.dtype.is_floating_point:
-        return PlacedTensor(func(tensor.local, *args[1:], **kwargs), PARTIAL, tensor.share)
+    if tensor.placement is TERM and name in ("sum", "mean") and tensor.dtype.is_floating_point:
+        return PlacedTensor(func(tensor.local, *args[1:], **kwargs), TERM, tensor.share)
     rows = tensor.placement
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RowPart):
         return NotImplemented
     argument = _dim_argument(func)
     along = _dims(_value(func, args, kwargs, argument) if argument else None, tensor.ndim)
@@ -69,7 +69,7 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return NotImplemented if joined is None else joined(func, tensor, along, args, kwargs)
     keeps = bool(_value(func, args, kwargs, _KEEPDIM))
     dim = rows.dim if keeps else rows.dim - sum(one < rows.dim for one in along)
-    return _on_rows(func(tensor.local, *args[1:], **kwargs), tensor, Rows(dim, rows.each))
+    return _on_rows(func(tensor.local, *args[1:], **kwargs), tensor, RowPart(dim, rows.each))
 
 
 @table.rule(*_KEEPING)
@@ -78,7 +78,7 @@ def along(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     lead = next((t for t in args if isinstance(t, PlacedTensor)), None)
     rows = lead.placement if lead is not None else None
     argument = _dim_argument(func)
-    if lead is None or func._schema.is_mutable or not isinstance(rows, Rows) or argument is None:
+    if lead is None or func._schema.is_mutable or not isinstance(rows, RowPart) or argument is None:
         return NotImplemented
     found = _value(func, args, kwargs, argument)
     if found is None or rows.dim in _dims(found, lead.ndim) or found in ([], ()):
@@ -92,7 +92,7 @@ def along(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return _on_rows(func(*given, **kwargs), lead, rows)
 
 
-def _on_rows(made: Any, like: PlacedTensor, rows: Rows) -> Any:
+def _on_rows(made: Any, like: PlacedTensor, rows: RowPart) -> Any:
     if isinstance(made, torch.Tensor):
         return PlacedTensor(made, rows, like.share)
     return (
@@ -107,14 +107,14 @@ def _on_rows(made: Any, like: PlacedTensor, rows: Rows) -> Any:
 
 def _sum(func: Any, tensor: PlacedTensor, along: Sequence[int], args: Any, kwargs: Any) -> Any:
     made = func(tensor.local, *args[1:], **kwargs)
-    return PlacedTensor(made, PARTIAL, tensor.share)
+    return PlacedTensor(made, TERM, tensor.share)
 
 
 def _mean(func: Any, tensor: PlacedTensor, along: Sequence[int], args: Any, kwargs: Any) -> Any:
     if not tensor.dtype.is_floating_point and kwargs.get("dtype") is None:
         return NotImplemented
     made = func(tensor.local, *args[1:], **kwargs)
-    return PlacedTensor(made.mul_(tensor.share.count / tensor.share.total), PARTIAL, tensor.share)
+    return PlacedTensor(made.mul_(tensor.share.count / tensor.share.total), TERM, tensor.share)
 
 
 def _extreme(largest: bool) -> Callable[..., Any]:
@@ -153,7 +153,7 @@ def _variance(func: Any, tensor: PlacedTensor, along: Sequence[int], args: Any, 
     mean = share.exchanges.sum([local.sum(dims, keepdim=True)])[0] / numel
     keepdim = bool(_value(func, args, kwargs, _KEEPDIM))
     squares = (local - mean).square_().sum(dims, keepdim=keepdim)
-    return PlacedTensor(squares / max(numel - correction, 0), PARTIAL, share)
+    return PlacedTensor(squares / max(numel - correction, 0), TERM, share)
 
 
 _OVER_ROWS: dict[str, Callable[..., Any]] = {

@@ -10,18 +10,18 @@ import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import PARTIAL, Rows
+from syrtos.keras.torch.partition.placements import TERM, RowPart
 from syrtos.keras.torch.partition.rules.elementwise import aligned
 
 _Args = tuple[Any, ...]
 _Named = Mapping[str, Any]
 
 
-def _moved(func: Any, args: _Args, kwargs: _Named, dim: int, each: int | None = None) -> Any:
+def _with_rows_at(func: Any, args: _Args, kwargs: _Named, dim: int, each: int | None = None) -> Any:
     """Computes on this worker's part; the rows are in the dimension ``dim`` then."""
     tensor = args[0]
     made = func(tensor.local, *args[1:], **kwargs)
-    rows = Rows(dim, each or tensor.placement.each)
+    rows = RowPart(dim, each or tensor.placement.each)
     if isinstance(made, tuple | list):
         return type(made)(PlacedTensor(one, rows, tensor.share) for one in made)
     return PlacedTensor.derived(made, rows, tensor, lambda t: func(t, *args[1:], **kwargs))
@@ -32,8 +32,8 @@ def _of_sum(func: Any, args: _Args, kwargs: _Named) -> Any:
     tensor = args[0]
     made = func(tensor.local, *args[1:], **kwargs)
     if isinstance(made, tuple | list):
-        return type(made)(PlacedTensor(one, PARTIAL, tensor.share) for one in made)
-    return PlacedTensor.derived(made, PARTIAL, tensor, lambda t: func(t, *args[1:], **kwargs))
+        return type(made)(PlacedTensor(one, TERM, tensor.share) for one in made)
+    return PlacedTensor.derived(made, TERM, tensor, lambda t: func(t, *args[1:], **kwargs))
 
 
 @table.rule("view", "_unsafe_view", "reshape", "_reshape_alias")
@@ -44,10 +44,10 @@ def view(func: Any, args: _Args, kwargs: _Named) -> Any:
         return NotImplemented
     rows = tensor.placement
     wanted = _resolved(size, tensor.numel())
-    if rows is PARTIAL:
+    if rows is TERM:
         made = tensor.local.reshape(wanted)
-        return PlacedTensor.derived(made, PARTIAL, tensor, lambda t: t.reshape(wanted))
-    if not isinstance(rows, Rows):
+        return PlacedTensor.derived(made, TERM, tensor, lambda t: t.reshape(wanted))
+    if not isinstance(rows, RowPart):
         return NotImplemented
     found = _rows_of_view(tensor.shape, wanted, rows, tensor.share.total)
     if found is None:
@@ -63,14 +63,16 @@ def _resolved(size: Sequence[int], numel: int) -> list[int]:
     return [numel // known if n == -1 and known else n for n in size]
 
 
-def _rows_of_view(old: Sequence[int], new: Sequence[int], rows: Rows, total: int) -> Rows | None:
+def _rows_of_view(
+    old: Sequence[int], new: Sequence[int], rows: RowPart, total: int
+) -> RowPart | None:
     """Returns where the rows are in a tensor of another shape; None where they are no range of one dimension."""
     before = math.prod(old[: rows.dim])
     inside = rows.each * math.prod(old[rows.dim + 1 :])  # elements of a row
     prefix = 1
     for dim, size in enumerate(new):
         if prefix == before and size and size % total == 0 and inside % (size // total) == 0:
-            return Rows(dim, size // total)
+            return RowPart(dim, size // total)
         prefix *= size
         if prefix > before:
             return None
@@ -81,45 +83,47 @@ def _rows_of_view(old: Sequence[int], new: Sequence[int], rows: Rows, total: int
 def permute(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Permutes dimensions."""
     tensor, dims = args[0], args[1]
-    if tensor.placement is PARTIAL:
+    if tensor.placement is TERM:
         return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, Rows):
+    if not isinstance(tensor.placement, RowPart):
         return NotImplemented
-    return _moved(func, args, kwargs, [d % tensor.ndim for d in dims].index(tensor.placement.dim))
+    return _with_rows_at(
+        func, args, kwargs, [d % tensor.ndim for d in dims].index(tensor.placement.dim)
+    )
 
 
 @table.rule("transpose.int", "t")
 def transpose(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Swaps two dimensions."""
     tensor = args[0]
-    if tensor.placement is PARTIAL:
+    if tensor.placement is TERM:
         return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, Rows) or tensor.ndim < 2:
+    if not isinstance(tensor.placement, RowPart) or tensor.ndim < 2:
         return NotImplemented
     one, other = (d % tensor.ndim for d in args[1:3]) if len(args) > 2 else (0, 1)
     dim = tensor.placement.dim
-    return _moved(func, args, kwargs, other if dim == one else one if dim == other else dim)
+    return _with_rows_at(func, args, kwargs, other if dim == one else one if dim == other else dim)
 
 
 @table.rule("unsqueeze")
 def unsqueeze(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Adds a dimension."""
     tensor = args[0]
-    if tensor.placement is PARTIAL:
+    if tensor.placement is TERM:
         return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, Rows):
+    if not isinstance(tensor.placement, RowPart):
         return NotImplemented
     dim = tensor.placement.dim
-    return _moved(func, args, kwargs, dim + (args[1] % (tensor.ndim + 1) <= dim))
+    return _with_rows_at(func, args, kwargs, dim + (args[1] % (tensor.ndim + 1) <= dim))
 
 
 @table.rule("squeeze")
 def squeeze(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Removes dimensions of size 1, of which the whole tensor's shape says which they are."""
     tensor = args[0]
-    if tensor.placement is PARTIAL:
+    if tensor.placement is TERM:
         return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, Rows):
+    if not isinstance(tensor.placement, RowPart):
         return NotImplemented
     named = args[1] if len(args) > 1 else list(range(tensor.ndim))
     named = named if isinstance(named, list | tuple) else [named]
@@ -127,7 +131,7 @@ def squeeze(func: Any, args: _Args, kwargs: _Named) -> Any:
     kept = [n for d, n in enumerate(tensor.local.shape) if d not in gone]
     dim = tensor.placement.dim - sum(d < tensor.placement.dim for d in gone)
     made = tensor.local.squeeze(gone) if gone else tensor.local.view(kept)
-    return PlacedTensor(made, Rows(dim, tensor.placement.each), tensor.share)
+    return PlacedTensor(made, RowPart(dim, tensor.placement.each), tensor.share)
 
 
 @table.rule("expand")
@@ -135,22 +139,22 @@ def expand(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Repeats entries of dimensions of size 1, without a copy."""
     tensor, size = args[0], list(args[1])
     # A sum is added up before it grows.
-    if not isinstance(tensor.placement, Rows):
+    if not isinstance(tensor.placement, RowPart):
         return NotImplemented
     dim = len(size) - tensor.ndim + tensor.placement.dim
     size[dim] = -1
     made = func(tensor.local, size, *args[2:], **kwargs)
-    return PlacedTensor(made, Rows(dim, tensor.placement.each), tensor.share)
+    return PlacedTensor(made, RowPart(dim, tensor.placement.each), tensor.share)
 
 
 @table.rule("slice.Tensor")
 def slice_(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Slices another dimension than the rows, or takes all of these."""
     tensor, dim, start, stop, step = _filled(args, (None, 0, None, None, 1))
-    if tensor.placement is PARTIAL:
+    if tensor.placement is TERM:
         return _of_sum(func, args, kwargs)
     rows = tensor.placement
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RowPart):
         return NotImplemented
     size = tensor.shape[rows.dim]
     if dim % tensor.ndim == rows.dim:
@@ -160,7 +164,7 @@ def slice_(func: Any, args: _Args, kwargs: _Named) -> Any:
             if is_all
             else NotImplemented
         )
-    return _moved(func, args, kwargs, rows.dim)
+    return _with_rows_at(func, args, kwargs, rows.dim)
 
 
 def _filled(args: _Args, defaults: Sequence[Any]) -> list[Any]:
@@ -171,12 +175,12 @@ def _filled(args: _Args, defaults: Sequence[Any]) -> list[Any]:
 def select(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Takes one entry of another dimension than the rows."""
     tensor, dim = args[0], args[1]
-    if tensor.placement is PARTIAL:
+    if tensor.placement is TERM:
         return _of_sum(func, args, kwargs)
     rows = tensor.placement
-    if not isinstance(rows, Rows) or dim % tensor.ndim == rows.dim:
+    if not isinstance(rows, RowPart) or dim % tensor.ndim == rows.dim:
         return NotImplemented
-    return _moved(func, args, kwargs, rows.dim - (dim % tensor.ndim < rows.dim))
+    return _with_rows_at(func, args, kwargs, rows.dim - (dim % tensor.ndim < rows.dim))
 
 
 @table.rule(
@@ -191,11 +195,11 @@ def split(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Splits another dimension than the rows."""
     tensor = args[0]
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % tensor.ndim
-    if tensor.placement is PARTIAL:
+    if tensor.placement is TERM:
         return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, Rows) or dim == tensor.placement.dim:
+    if not isinstance(tensor.placement, RowPart) or dim == tensor.placement.dim:
         return NotImplemented
-    return _moved(func, args, kwargs, tensor.placement.dim)
+    return _with_rows_at(func, args, kwargs, tensor.placement.dim)
 
 
 @table.rule("unbind.int")
@@ -204,9 +208,9 @@ def unbind(func: Any, args: _Args, kwargs: _Named) -> Any:
     tensor = args[0]
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % tensor.ndim
     rows = tensor.placement
-    if not isinstance(rows, Rows) or dim == rows.dim:
+    if not isinstance(rows, RowPart) or dim == rows.dim:
         return NotImplemented
-    return _moved(func, args, kwargs, rows.dim - (dim < rows.dim))
+    return _with_rows_at(func, args, kwargs, rows.dim - (dim < rows.dim))
 
 
 @table.rule("repeat")
@@ -214,10 +218,10 @@ def repeat(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Repeats along other dimensions than the rows."""
     tensor, times = args[0], args[1]
     rows = tensor.placement
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RowPart):
         return NotImplemented
     dim = len(times) - tensor.ndim + rows.dim
-    return _moved(func, args, kwargs, dim) if times[dim] == 1 else NotImplemented
+    return _with_rows_at(func, args, kwargs, dim) if times[dim] == 1 else NotImplemented
 
 
 @table.rule("constant_pad_nd")
@@ -225,11 +229,13 @@ def pad(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Pads other dimensions than the rows."""
     tensor, amounts = args[0], args[1]
     rows = tensor.placement
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, RowPart):
         return NotImplemented
     place = 2 * (tensor.ndim - 1 - rows.dim)
     return (
-        NotImplemented if any(amounts[place : place + 2]) else _moved(func, args, kwargs, rows.dim)
+        NotImplemented
+        if any(amounts[place : place + 2])
+        else _with_rows_at(func, args, kwargs, rows.dim)
     )
 
 
@@ -238,9 +244,9 @@ def pad_within_rows(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Pads the last dimensions."""
     tensor = args[0]
     rows = tensor.placement
-    if not isinstance(rows, Rows) or rows.dim >= tensor.ndim - len(args[1]) // 2:
+    if not isinstance(rows, RowPart) or rows.dim >= tensor.ndim - len(args[1]) // 2:
         return NotImplemented
-    return _moved(func, args, kwargs, rows.dim)
+    return _with_rows_at(func, args, kwargs, rows.dim)
 
 
 @table.rule("tril", "triu", "diagonal")
@@ -248,33 +254,34 @@ def within_matrices(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Acts on the last two dimensions of tensors that have rows in another one."""
     tensor = args[0]
     rows = tensor.placement
-    if not isinstance(rows, Rows) or tensor.ndim < 3 or rows.dim >= tensor.ndim - 2:
+    if not isinstance(rows, RowPart) or tensor.ndim < 3 or rows.dim >= tensor.ndim - 2:
         return NotImplemented
     if func._schema.name == "aten::diagonal":
         _, _, one, other = _filled(args, (None, 0, 0, 1))
         if {one % tensor.ndim, other % tensor.ndim} != {tensor.ndim - 2, tensor.ndim - 1}:
             return NotImplemented
-    return _moved(func, args, kwargs, rows.dim)
+    return _with_rows_at(func, args, kwargs, rows.dim)
 
 
 @table.rule("cat", "stack")
-def joined(func: Any, args: _Args, kwargs: _Named) -> Any:
+def join(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Joins tensors that have the same rows along another dimension."""
     tensors = args[0]
     lead = next(
-        (t for t in tensors if isinstance(t, PlacedTensor) and isinstance(t.placement, Rows)), None
+        (t for t in tensors if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)),
+        None,
     )
     if lead is None:
-        sums = [t for t in tensors if isinstance(t, PlacedTensor) and t.placement is PARTIAL]
+        sums = [t for t in tensors if isinstance(t, PlacedTensor) and t.placement is TERM]
         if len(sums) < len(tensors) or len({t.dtype for t in sums}) > 1:
             return NotImplemented
         made = func([t.local for t in sums], *args[1:], **kwargs)
-        return PlacedTensor(made, PARTIAL, sums[0].share)
+        return PlacedTensor(made, TERM, sums[0].share)
     stacks = func._schema.name == "aten::stack"
     found = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     dim = found % (lead.ndim + stacks)
     rows = lead.placement
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowPart)
     # An empty vector may stand among them, which `cat` leaves out.
     if (dim == rows.dim and not stacks) or any(t.ndim != lead.ndim for t in tensors):
         return NotImplemented
@@ -282,7 +289,9 @@ def joined(func: Any, args: _Args, kwargs: _Named) -> Any:
     if given is None or any(t.shape[rows.dim] != lead.local.shape[rows.dim] for t in given):
         return NotImplemented
     made = func(given, *args[1:], **kwargs)
-    return PlacedTensor(made, Rows(rows.dim + (stacks and dim <= rows.dim), rows.each), lead.share)
+    return PlacedTensor(
+        made, RowPart(rows.dim + (stacks and dim <= rows.dim), rows.each), lead.share
+    )
 
 
 @table.rule("select_backward", "slice_backward", "unfold_backward", "diagonal_backward")
@@ -291,7 +300,10 @@ def view_backward(func: Any, args: _Args, kwargs: _Named) -> Any:
     grad, sizes, dim = args[0], list(args[1]), args[2]
     rows = grad.placement
     name = func._schema.name
-    if not isinstance(rows, Rows) or name not in ("aten::select_backward", "aten::slice_backward"):
+    if not isinstance(rows, RowPart) or name not in (
+        "aten::select_backward",
+        "aten::slice_backward",
+    ):
         return NotImplemented
     dim %= len(sizes)
     at = rows.dim + (name == "aten::select_backward" and dim <= rows.dim)
@@ -300,4 +312,4 @@ def view_backward(func: Any, args: _Args, kwargs: _Named) -> Any:
         return NotImplemented
     sizes[at] = grad.local.shape[rows.dim]
     made = func(grad.local, sizes, *args[2:], **kwargs)
-    return PlacedTensor(made, Rows(at, rows.each), grad.share)
+    return PlacedTensor(made, RowPart(at, rows.each), grad.share)
