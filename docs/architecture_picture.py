@@ -36,6 +36,7 @@ ROOMS = {
     "scopes": "values of a thread inside of a context",
     "errors": "one tree of exceptions",
     "interrupts": "answers to Ctrl-C",
+    "json_files": "JSON that may be damaged",
     "command": "the entry point",
 }
 GRADIENT = [

@@ -17,8 +17,8 @@ from syrtos.cli.failure import print_failure
 from syrtos.cli.followed_run import forget_submission
 from syrtos.cli.run_request import (
     REQUEST,
+    KeptRequest,
     RunRequest,
-    end_of,
     note,
     read_request,
     request_changes,
@@ -28,9 +28,10 @@ from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
 from syrtos.engines.engine import BY_SCHEDULER, STOPPED
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import document
 from syrtos.launch import generations, limits, lost_workers
 from syrtos.launch.membership import Membership
-from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.outcome import End, Outcome, end_of
 from syrtos.launch.plan import LaunchPlan, Machine, make_plan
 from syrtos.launch.processes.claims_memory import folder_in_memory
 from syrtos.launch.processes.signalling import answering_signals
@@ -46,7 +47,6 @@ from syrtos.observe import steady
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
 from syrtos.observe.unrecorded import Unrecorded
-from syrtos.report.json_files import document
 
 if TYPE_CHECKING:
     from syrtos.launch.processes.zygote_process import EarlyStart
@@ -223,10 +223,11 @@ def _execute(
     if not verifies:
         number = generations.next_generation(run_dir, resume)
         _announce(request.spec, generations.generation_folder(run_dir, number))
+    kept = KeptRequest(run_dir)
     with contextlib.ExitStack() as ending:
-        ended = _run(request, run_dir, resume, connected, early, unrecorded, ending)
+        ended = _run(request, run_dir, resume, connected, early, unrecorded, kept, ending)
         with unrecorded.noting(run_dir / REQUEST):
-            note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
+            kept.note(end=[ended.outcome.end.name, ended.outcome.code])
         if ended.outcome.end is not End.FINISHED:
             return _print_failed(ended, run_dir, request.policy.asked)
         if not verifies:
@@ -241,17 +242,26 @@ def _run(
     connected: ConnectedHosts | None,
     early: EarlyStart | None,
     unrecorded: Unrecorded,
+    kept: KeptRequest,
     ending: contextlib.ExitStack,
 ) -> generations.RunEnd:
     """Runs all generations. Once they have ended, signals do nothing until ``ending`` is closed."""
     spec, policy, began = request.spec, request.policy, steady.now() - process_age()
     machine, env = this_machine(spec.hosts, connected), settings.environment()
     agents = _agents(spec, connected)
-    resized, came = functools.partial(_on_resize, run_dir), list[int]()
+    came = list[int]()
     with (
         contextlib.closing(Standby(early)) as standby,
         contextlib.closing(
-            Membership(spec, machine, run_dir, agents, env, resume, resized)
+            Membership(
+                spec,
+                machine,
+                run_dir,
+                agents,
+                env,
+                resume,
+                lambda workers: kept.note(**request_changes(workers)),
+            )
         ) as members,
     ):
         snapshots = (
@@ -392,10 +402,6 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool
         file=sys.stderr,
     )
     return STOPPED if goes_on else ended.outcome.code
-
-
-def _on_resize(run_dir: Path, workers: int) -> None:
-    note(run_dir, **request_changes(workers))
 
 
 def _agents(spec: Spec, connected: ConnectedHosts | None) -> Agents | None:

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from syrtos.json_files import document
 from syrtos.launch import limits
 from syrtos.launch.outcome import End, Outcome, signal_name
-from syrtos.report.json_files import document
 
 _LAST_WORDS = 3
 _LOOKED_AT = 20_000  # bytes at the end of a log

@@ -17,9 +17,9 @@ from syrtos.engines.engine import RunState, Submitted, read_end
 from syrtos.engines.launched_run import LaunchedRun
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import document, is_number
 from syrtos.launch.run_lock import is_going_on, launcher_of
 from syrtos.launch.terminal import output
-from syrtos.report.json_files import document
 
 # What an engine needs to find a submitted run again, in the run directory.
 _FACTS = "engine.json"
@@ -43,8 +43,7 @@ def find_followed(run_dir: Path) -> Submitted | None:
 
     That is the engine that it was submitted to, or else the launcher that has taken the lock last.
     """
-    kept: dict[str, Any] = document(run_dir / _FACTS)
-    submitted = engine_of(kept["engine"]).submitted_run(kept["facts"]) if kept else None
+    submitted = _submission_in(run_dir)
     launcher = launcher_of(run_dir)
     if launcher is None or (submitted and not isinstance(submitted, LaunchedRun)):
         return submitted
@@ -52,6 +51,15 @@ def find_followed(run_dir: Path) -> Submitted | None:
     if submitted and submitted.launcher.since > launcher.since and not launcher.runs():
         return submitted
     return LaunchedRun(run_dir, launcher)
+
+
+def _submission_in(run_dir: Path) -> Submitted | None:
+    """Returns the run that `keep_submission` has written down; None without one that makes sense."""
+    kept: dict[str, Any] = document(run_dir / _FACTS)
+    try:
+        return engine_of(kept["engine"]).submitted_run(kept["facts"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def print_status(run_dir: Path) -> int:
@@ -164,7 +172,8 @@ def stop(run_dir: Path) -> int:
 
 
 def _await_end(run_dir: Path, followed: Submitted) -> int:
-    patience = float(document(run_dir / "run.json").get("grace") or _GRACE) + _PATIENCE
+    grace = document(run_dir / "run.json").get("grace")
+    patience = (grace if is_number(grace) else _GRACE) + _PATIENCE
     deadline = time.monotonic() + patience
     while not (state := followed.state()).is_over:
         if time.monotonic() > deadline:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import document
 from syrtos.launch import generations
 from syrtos.report import forecast, speed
 from syrtos.report.forecast import WAYS, Layout, Link, MeasuredStep, with_workers
-from syrtos.report.json_files import document
 from syrtos.settings import BatchMode
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
 from syrtos.cli.script_environment import changed_names, fingerprints
 from syrtos.errors import ConfigurationError
-from syrtos.launch.outcome import End
+from syrtos.json_files import document, read_object
+from syrtos.launch.outcome import End, end_of
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Elastic, Host, Spec
-from syrtos.report.json_files import read_object
 from syrtos.settings import Options
 
 REQUEST = "run.json"
@@ -125,15 +125,6 @@ def _member(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns an object of a request; empty where the request has something else there."""
     value = found.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def end_of(found: Mapping[str, Any]) -> tuple[End, int] | None:
-    """Returns how a run has ended, and its exit code; None if its request does not say."""
-    try:
-        name, code = found["end"]
-        return End[name], int(code)
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _describe(error: Exception) -> str:
@@ -258,6 +249,27 @@ def note(run_dir: Path, **facts: object) -> None:
     """
     path = run_dir / REQUEST
     _write(path, read_object(path) | facts)
+
+
+class KeptRequest:
+    """The request in a run directory, of a run that goes on.
+
+    Its launcher alone writes it meanwhile, and writes all of it again at each change: the run can
+    be resumed although something has damaged the file.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / REQUEST
+        self._facts = document(self._path)
+
+    def note(self, **facts: object) -> None:
+        """Adds facts to the request, in the place of those with the same names.
+
+        Raises:
+            OSError: the file can't be written, or could not be at the beginning.
+        """
+        self._facts = (self._facts or read_object(self._path)) | facts
+        _write(self._path, self._facts)
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> None:

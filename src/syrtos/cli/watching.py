@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from syrtos.errors import ConfigurationError
-from syrtos.report.json_files import document
+from syrtos.json_files import document
 from syrtos.settings import KUBEFLOW_VARIABLES
 
 TRACKERS = (

@@ -17,7 +17,6 @@ the group ``syrtos.engines`` that names such an instance.
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -28,8 +27,9 @@ from typing import ClassVar, Literal
 
 from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import document
 from syrtos.launch.generations import has_snapshot
-from syrtos.launch.outcome import End
+from syrtos.launch.outcome import End, end_of
 from syrtos.launch.spec import Host
 from syrtos.launch.spelling import closest_name
 
@@ -248,19 +248,16 @@ def read_from(path: Path, position: int) -> Iterator[bytes]:
 
 def read_end(run_dir: Path) -> RunState | None:
     """Returns how the run in a folder ended, as its launcher has written; None if it has not."""
-    try:
-        found = json.loads((run_dir / "run.json").read_text()).get("end")
-    except (OSError, ValueError):
+    ended = end_of(document(run_dir / "run.json"))
+    if ended is None:
         return None
-    if not found:
-        return None
-    name, code = found
-    phases: dict[str, Phase] = {End.FINISHED.name: "finished", End.STOPPED.name: "stopped"}
-    phase = phases.get(name, "failed")
+    end, code = ended
+    phases: dict[End, Phase] = {End.FINISHED: "finished", End.STOPPED: "stopped"}
+    phase = phases.get(end, "failed")
     goes_on = f", and `syrtos resume {run_dir}` goes on from its last snapshot" * has_snapshot(
         run_dir
     )
     says = f"`syrtos report {run_dir}` says what happened{goes_on}."
-    if found == BY_SCHEDULER and goes_on:
+    if [end.name, code] == BY_SCHEDULER and goes_on:
         code = STOPPED
-    return RunState(phase, "" if phase == "finished" else says, int(code))
+    return RunState(phase, "" if phase == "finished" else says, code)

@@ -210,6 +210,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def end_of(found: Mapping[str, Any]) -> tuple[End, int] | None:
+    """Returns how a run has ended, and its exit code; None if its request does not say."""
+    try:
+        name, code = found["end"]
+        return End[name], int(code)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
 def judge(facts: Facts) -> Outcome:
     """Returns the outcome of the run that ``facts`` describe."""
     outcome = _verdict(facts)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import parse_line
 from syrtos.launch import events
 
 # The file of the lock.
@@ -74,7 +75,7 @@ class Launcher:
                 # Facts of a run that was submitted are texts.
                 in_background=str(facts.get("in_background")) == "True",
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
     @property
@@ -186,10 +187,10 @@ def _writes_into(run_dir: Path) -> bool:
 def launcher_of(run_dir: Path) -> Launcher | None:
     """Returns the last launcher in this folder, which may have ended; None if none is known."""
     try:
-        facts = json.loads((run_dir / LOCK).read_bytes().partition(b"\n")[0])
-    except (OSError, ValueError):
+        facts = parse_line((run_dir / LOCK).read_bytes().partition(b"\n")[0])
+    except OSError:
         return None
-    return Launcher.from_facts(facts) if isinstance(facts, dict) else None
+    return Launcher.from_facts(facts) if facts else None
 
 
 def is_going_on(run_dir: Path) -> bool:

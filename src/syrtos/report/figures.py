@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from syrtos.json_files import Tail
 from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import curve_path, epochs_path, ledger_paths
-from syrtos.report.json_files import Tail
 from syrtos.report.summary import TRAINING
 
 # Steps that the recent time of a step is the median of.

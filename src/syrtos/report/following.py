@@ -12,9 +12,9 @@ from typing import Any
 
 from syrtos.checkpoint import durable
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import document
 from syrtos.report import facts, page, trackers
 from syrtos.report.figures import Figures, FiguresPoint
-from syrtos.report.json_files import document
 from syrtos.report.ledger_lines import without_odd_members
 from syrtos.report.read import load
 from syrtos.report.trackers import About, Ended, Tracker

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from syrtos.json_files import is_number, parse_line, read_object
 from syrtos.observe.clock import KINDS
-from syrtos.report.json_files import parse_line, read_object
 
 Line = Mapping[str, Any]
 _TIMES = frozenset((*KINDS, "wall", "steps", "samples"))
@@ -49,7 +48,7 @@ def is_sound_line(line: Line) -> bool:
             _are_numbers(line, *_FACTS)
             and isinstance(pair, list)
             and len(pair) == 2
-            and all(map(_is_number, pair))
+            and all(map(is_number, pair))
         )
     return isinstance(phase, str) and "wall" in line and _are_numbers(line, *_TIMES)
 
@@ -91,7 +90,7 @@ def without_odd_members(request: Line) -> dict[str, Any]:
 
 
 def _are_numbers(line: Line, *names: str) -> bool:
-    return all(_is_number(line[name]) for name in names if name in line)
+    return all(is_number(line[name]) for name in names if name in line)
 
 
 def launcher_facts(path: Path, damaged: list[Path]) -> dict[str, Any]:
@@ -106,13 +105,9 @@ def launcher_facts(path: Path, damaged: list[Path]) -> dict[str, Any]:
     except ValueError:
         damaged.append(path)
         return {}
-    times = {name: found[name] for name in ("began", "ended") if _is_number(found.get(name))}
+    times = {name: found[name] for name in ("began", "ended") if is_number(found.get(name))}
     outcome = found.get("outcome", {})
     sound = {"outcome": outcome} if isinstance(outcome, dict) and outcome else {}
     if len(times) < len({"began", "ended"} & found.keys()) or not isinstance(outcome, dict):
         damaged.append(path)
     return times | sound
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

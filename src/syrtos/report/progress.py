@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from syrtos.json_files import parse_line
 from syrtos.launch.generations import all_folders
 from syrtos.observe.ledger import curve_path, epochs_path, ledger_paths, pause, usage_path
-from syrtos.report.json_files import parse_line
 
 # Bytes at the end of a file that are read: some hundred lines, however long the run is.
 _END = 1 << 16

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.checkpoint import durable
+from syrtos.json_files import document
 from syrtos.report import advice, situation
-from syrtos.report.json_files import document
 from syrtos.report.read import RunRecord
 
 _FILE = "advice.json"

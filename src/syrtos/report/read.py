@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import parse_line, read_object
 from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import (
@@ -27,7 +28,6 @@ from syrtos.observe.ledger import (
     ledger_paths,
     usage_path,
 )
-from syrtos.report.json_files import parse_line, read_object
 from syrtos.report.ledger_lines import (
     is_sound_line,
     is_sound_point,

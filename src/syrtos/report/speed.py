@@ -14,7 +14,7 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.checkpoint import durable
-from syrtos.report.json_files import document
+from syrtos.json_files import document
 from syrtos.report.ledger_lines import without_odd_members
 from syrtos.report.summary import Summary
 

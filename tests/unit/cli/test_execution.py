@@ -11,8 +11,10 @@ import pytest
 
 from syrtos.checkpoint.encoding import pack
 from syrtos.cli.execution import _goes_on, _may_be_forgotten, execute, this_machine
-from syrtos.cli.run_request import RunRequest, note, read_request
+from syrtos.cli.run_request import KeptRequest, RunRequest, note, read_request
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import document
+from syrtos.launch.outcome import End, end_of
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec
@@ -121,6 +123,24 @@ def test_a_damaged_request_is_named(tmp_path: Path, request_in: RunRequest, text
         note(tmp_path, end=["FINISHED", 0])
     assert "run.json is damaged" in unrecorded.sentence()
     assert (tmp_path / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", [*ODD, None])
+def test_a_request_that_was_damaged_meanwhile_is_whole_at_the_end(
+    tmp_path: Path, request_in: RunRequest, text: str | None
+) -> None:
+    kept, path = KeptRequest(tmp_path), tmp_path / "run.json"
+    path.unlink() if text is None else path.write_text(text)
+    kept.note(resized=3)
+    path.write_text(text or "")
+    kept.note(end=["STOPPED", 143])
+    assert end_of(document(path)) == (End.STOPPED, 143)
+    assert read_request(tmp_path).spec == dataclasses.replace(request_in.spec, workers=3)
+
+
+def test_a_request_that_was_never_written_is_none_at_the_end(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        KeptRequest(tmp_path).note(end=["STOPPED", 143])
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)

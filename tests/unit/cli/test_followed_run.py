@@ -144,6 +144,23 @@ def test_a_launcher_that_does_not_end(
     assert f"launcher {process.pid} has not ended within 0 s" in said
 
 
+@pytest.mark.parametrize("grace", ['"x"', "[]", "1" * 400, "NaN"])
+def test_a_grace_that_makes_no_sense_is_the_usual_one(
+    tmp_path: Path, process: subprocess.Popen[bytes], grace: str
+) -> None:
+    (tmp_path / "run.json").write_text(f'{{"grace": {grace}}}')
+    lock(tmp_path, Launcher.of(process.pid, in_background=True))
+    # it has recorded no end
+    assert followed_run.stop(tmp_path) == 1
+
+
+@pytest.mark.parametrize("text", ['{"engine": "slurm"}', '{"engine": "background", "facts": []}'])
+def test_a_submission_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "engine.json").write_text(text)
+    (tmp_path / ".lock").write_text("[" * 99999)
+    assert followed_run.find_followed(tmp_path) is None
+
+
 def test_a_second_stop_sends_no_second_signal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

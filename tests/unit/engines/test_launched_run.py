@@ -70,6 +70,16 @@ def test_the_end_of_an_earlier_run_is_not_that_of_a_launcher_which_came_to_nothi
     assert "without recording" in LaunchedRun(tmp_path, gone).state().why
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "[" * 99999, "1" * 9999]
+    + [f'{{"end": {end}}}' for end in ("5", "[]", "[1]", '["FINISHED", "x"]', '["NONE", 0]')],
+)
+def test_an_end_that_makes_no_sense_is_none(tmp_path: Path, gone: Launcher, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert "without recording" in LaunchedRun(tmp_path, gone).state().why
+
+
 def test_the_code_of_a_run_that_goes_on_later_is_the_one_its_launcher_ended_with(
     tmp_path: Path, gone: Launcher
 ) -> None:

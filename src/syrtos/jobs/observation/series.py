@@ -16,8 +16,8 @@ from typing import Any, TypeGuard
 
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.home import write
+from syrtos.json_files import parse_line
 from syrtos.observe.ledger import epochs_path
-from syrtos.report.json_files import parse_line
 
 _LIMIT = 4 << 20  # bytes of a job's file; then neighbours become one
 _LARGEST = 2.0**360  # CloudWatch takes no number beyond

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import Tail
 from syrtos.launch.generations import all_folders
 from syrtos.observe.ledger import epochs_path
 from syrtos.report.figures import FiguresPoint
-from syrtos.report.json_files import Tail
 from syrtos.report.trackers import About, Ended, Tracker
 from syrtos.settings import KUBEFLOW_VARIABLES, environment
 
