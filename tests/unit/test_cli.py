@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from syrtos import cli
@@ -21,3 +25,13 @@ def test_each_subcommand_is_in_the_file_that_is_imported_for_it(
         if line[2:3].strip()
     ]
     assert {word for word in listed if word in cli._COMMANDS} == set(cli._COMMANDS)
+
+
+def test_a_command_without_standard_output_does_its_work(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "rank-0.log"
+    log.parent.mkdir()
+    log.write_text("a line\n")
+    (tmp_path / ".lock").write_text('{"pid": 1, "host": "", "machine": "", "born": 1}\n')
+    command = f"{sys.executable} -m syrtos logs {tmp_path} >&-"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)

@@ -35,7 +35,7 @@ _COMMANDS = {command: file for group in _GROUPS.values() for command, file in gr
 # Commands whose last words are a script and its arguments.
 _WITH_SCRIPTS = ("run", "verify")
 # Commands that end with what they run: also where nobody reads what they print any more.
-_RUNNING = ("run", "resume", "verify", "tune", "submit", "horovodrun", "smddprun")
+_RUNNING = ("run", "resume", "verify", "tune", "submit", "serve", "horovodrun", "smddprun")
 _OF_JOBS = (
     "sqlalchemy",
     "regex",
@@ -161,7 +161,8 @@ def process_main(arguments: list[str] | None = None) -> NoReturn:
     """
     end_at_interrupts()
     words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] and words[0] in _RUNNING:
+    # one that is closed is None
+    if words[:1] and (words[0] in _RUNNING or None in (sys.stdin, sys.stdout, sys.stderr)):
         streams.make_unfailing(errors="backslashreplace")
     # Before the imports of this process, which take as long as those of the other.
     early = early_start(words[1:]) if words[:1] == ["run"] else None
