@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -11,8 +12,10 @@ from typing import Any, TypeGuard
 class Tail:
     """A growing file of lines, which may not exist yet. Each call of `read` returns new lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, is_sound: Callable[[Mapping[str, Any]], bool] = lambda line: True
+    ) -> None:
+        self._path, self._is_sound = path, is_sound
         self._read = 0
 
     def read(self) -> list[dict[str, Any]]:
@@ -30,7 +33,9 @@ class Tail:
         whole = new.rfind(b"\n") + 1
         self._read += whole
         return [
-            found for line in new[:whole].splitlines() if (found := parse_line(line)) is not None
+            found
+            for line in new[:whole].splitlines()
+            if (found := parse_line(line)) is not None and self._is_sound(found)
         ]
 
 

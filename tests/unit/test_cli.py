@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,15 @@ def test_a_command_without_standard_output_does_its_work(tmp_path: Path) -> None
     command = f"{sys.executable} -m syrtos logs {tmp_path} >&-"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
+
+
+def test_an_error_without_a_text_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 32, 1 << 32))
+    monkeypatch.setattr("syrtos.cli.jobs.find_run_dir", lambda given: fail())
+    assert cli.main(["status", "x"]) == 1
+    assert capsys.readouterr().err.startswith("syrtos: MemoryError. This process is limited to")

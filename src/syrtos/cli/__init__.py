@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         why = explain(f"{type(error).__name__}: {error}")
         if not why:
             raise
-        print(f"syrtos: {error}. {why}", file=sys.stderr)
+        print(f"syrtos: {str(error) or type(error).__name__}. {why}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -15,6 +15,7 @@ from syrtos.json_files import document
 from syrtos.launch import generations
 from syrtos.report import forecast, speed
 from syrtos.report.forecast import WAYS, Layout, Link, MeasuredStep, with_workers
+from syrtos.report.ledger_lines import without_odd_members
 from syrtos.settings import BatchMode
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def main(chosen: argparse.Namespace) -> int:
                 f"`{name}` must be more than 0, and finite. Received: {wrong[0]}."
             )
     run_dir = find_run_dir(chosen.run_dir)
-    ran_with = speed.batch_of(document(run_dir / "run.json"))
+    ran_with = speed.batch_of(without_odd_members(document(run_dir / "run.json")))
     batch = chosen.batch or ran_with
     alone = _one_worker(run_dir) if ran_with == "global" else None
     step = forecast.measured_step(_last_trained_folder(run_dir), alone and alone.step)

@@ -7,6 +7,8 @@ from typing import Any
 
 from syrtos.report.read import RunRecord
 
+# Facts about the exchanges of a step, which are written when a `fit` ends.
+COUNTS = frozenset(("gradient_bytes", "gradient_sums", "meetings"))
 _SHOWN = 200  # variables, the largest first
 
 
@@ -17,8 +19,9 @@ def describe_exchange(run: RunRecord) -> dict[str, Any]:
     """
     facts = run.facts
     plans = [_plan(plan) for name, plan in sorted(facts.items()) if name.startswith("exchanged ")]
+    is_counted = facts.keys() >= COUNTS
     return {
-        "gradient_bytes": facts.get("gradient_bytes"),
+        "gradient_bytes": facts["gradient_bytes"] if is_counted else None,
         "sums": facts.get("gradient_sums"),
         "meetings": facts.get("meetings"),
         "how": _describe_way(facts),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from syrtos.json_files import Tail
+from syrtos.json_files import Tail, is_number
 from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import curve_path, epochs_path, ledger_paths
+from syrtos.report.ledger_lines import Line, is_sound_line, is_sound_point, is_sound_sample
 from syrtos.report.summary import TRAINING
 
 # Steps that the recent time of a step is the median of.
@@ -109,13 +110,13 @@ class Figures:
             found += self._of_usage(folder)
         return sorted(found, key=lambda point: point.time)
 
-    def _lines(self, path: Path) -> list[dict[str, Any]]:
-        return self._tails.setdefault(path, Tail(path)).read()
+    def _lines(self, path: Path, is_sound: Callable[[Line], bool]) -> list[dict[str, Any]]:
+        return self._tails.setdefault(path, Tail(path, is_sound)).read()
 
     def _take_ledgers(self, folder: Path) -> None:
         for rank, path in ledger_paths(folder).items():
             worker = self.workers.setdefault(rank, _WorkerSums())
-            for line in self._lines(path):
+            for line in self._lines(path, is_sound_line):
                 if line["phase"] == "facts":
                     self.trained_before = int(line.get("trained", self.trained_before))
                     continue
@@ -129,7 +130,7 @@ class Figures:
 
     def _of_curves(self, folder: Path) -> Iterator[FiguresPoint]:
         for path, prefix in ((curve_path(folder), ""), (epochs_path(folder), "epoch/")):
-            for line in self._lines(path):
+            for line in self._lines(path, is_sound_point):
                 end = line.get("fit", 0), line.get("epoch")
                 if prefix and end in self._ended:
                     # a generation that goes on from the end of an epoch tells it again
@@ -148,24 +149,25 @@ class Figures:
 
     def _of_usage(self, folder: Path) -> Iterator[FiguresPoint]:
         for path in (folder / "ledger").glob("usage-*.jsonl"):
-            for line in self._lines(path):
+            for line in self._lines(path, is_sound_sample):
                 rank = int(line.get("rank", 0))
                 self.workers.setdefault(rank, _WorkerSums()).usage = line
                 step = self.trained_before + int(line.get("trained", 0))
                 yield FiguresPoint(
                     line["time"],
                     step,
-                    {name: value for name, value in _of_system(line, rank) if value is not None},
+                    {name: value for name, value in _of_system(line, rank) if is_number(value)},
                 )
 
 
-def _of_system(line: Mapping[str, Any], rank: int) -> Iterable[tuple[str, float | None]]:
-    yield f"system/rank {rank} memory bytes", float(line["memory"])
+def _of_system(line: Line, rank: int) -> Iterable[tuple[str, object]]:
+    """Yields the figures of a sample by name; a container does not tell all of them."""
+    yield f"system/rank {rank} memory bytes", line.get("memory")
     machine = line.get("machine")
     if machine:
         place = f"system/host {machine['number']}"
-        yield f"{place} cpu percent", float(machine["cpu"])
-        yield f"{place} memory bytes", float(machine["memory"])
+        yield f"{place} cpu percent", machine.get("cpu")
+        yield f"{place} memory bytes", machine.get("memory")
         for number, gpu in enumerate(machine.get("gpus") or ()):
-            yield f"{place} gpu {number} percent", gpu["busy"]
-            yield f"{place} gpu {number} memory bytes", gpu["memory"]
+            yield f"{place} gpu {number} percent", gpu.get("busy")
+            yield f"{place} gpu {number} memory bytes", gpu.get("memory")

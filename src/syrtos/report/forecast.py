@@ -19,6 +19,8 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.observe.ledger import ledger_path
+from syrtos.report.exchanged import COUNTS
+from syrtos.report.ledger_lines import is_sound_line
 from syrtos.report.read import lines
 
 # Steps that are measured: those before it trace, compile and touch memory for the first time.
@@ -206,10 +208,13 @@ def _read(run_dir: Path) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
     """Returns each worker's steps, without the first ones, and the facts that rank 0 has noted."""
     ranks = []
     while (path := ledger_path(run_dir, len(ranks))).exists():
-        ranks.append(list(lines(path, [])))
+        ranks.append(list(lines(path, [], is_sound_line)))
     told = [line for line in ranks[0] if line["phase"] == "facts"] if ranks else []
     facts = {key: value for line in told for key, value in line.items()}
-    return [[line for line in told if line["phase"] == "train"][_FIRST:] for told in ranks], facts
+    steps = [
+        [line for line in told if line["phase"] == "train" and line.get("steps")] for told in ranks
+    ]
+    return [told[_FIRST:] for told in steps], facts
 
 
 def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[str, Any]) -> str:
@@ -225,7 +230,7 @@ def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[st
             f" memory is measured in it, and what they would send is added. The run in {run_dir}"
             f" had {'one worker' if len(steps) == 1 else 'several hosts'}."
         )
-    if not all(steps) or "gradient_sums" not in facts:
+    if not all(steps) or not facts.keys() >= COUNTS:
         return (
             f"The run in {run_dir} has not come to the end of a `fit` of more than {_FIRST} steps,"
             " which a forecast is made from. Let a `fit` of some ten steps end."

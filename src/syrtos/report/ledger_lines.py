@@ -8,12 +8,13 @@ from typing import Any
 
 from syrtos.json_files import is_number, parse_line, read_object
 from syrtos.observe.clock import KINDS
+from syrtos.observe.ledger import NORMS
 
 Line = Mapping[str, Any]
-_TIMES = frozenset((*KINDS, "wall", "steps", "samples"))
-_FACTS = frozenset(
-    ("began", "trained", "left_out", "state_kept", "state_whole", "first_batch", "node", "hosts")
-)
+_TIMES = frozenset((*KINDS, *NORMS, "wall", "steps", "samples"))
+_OF_STATE = ("trained", "left_out", "state_kept", "state_whole", "first_batch")
+_FACTS = (*_OF_STATE, "began", "node", "hosts", "gradient_bytes", "gradient_sums", "meetings")
+_LENGTHS = ("epochs", "steps_per_epoch")
 
 
 def sound_lines(
@@ -55,13 +56,18 @@ def is_sound_line(line: Line) -> bool:
 
 def is_sound_point(line: Line) -> bool:
     """Returns whether the fields of a point of a curve, or of an epoch, have their types."""
-    logs = line.get("logs") or {}
+    logs, rate = line.get("logs") or {}, line.get("learning_rate")
     return (
-        _are_numbers(line, "time", "fit", "trained", "epoch", "epochs", "step", "steps_per_epoch")
+        "time" in line
+        and _are_numbers(line, "time", "fit", "trained", "epoch", "step", "batch")
+        # what Keras does not know is null
+        and all(line.get(name) is None or is_number(line[name]) for name in _LENGTHS)
         and isinstance(logs, dict)
-        # a loss may be NaN, and a rate unknown
-        and all(isinstance(value, int | float) for value in logs.values())
-        and isinstance(line.get("learning_rate"), int | float | None)
+        # a loss may be NaN
+        and all(
+            isinstance(value, float) or is_number(value)
+            for value in (*logs.values(), *(() if rate is None else (rate,)))
+        )
     )
 
 
@@ -76,7 +82,7 @@ def is_sound_sample(line: Line) -> bool:
         told = {name: value for name, value in machine.items() if value is not None}
         if "number" not in told or not _are_numbers(told, *(told.keys() - {"gpus"})):
             return False
-    return _are_numbers(line, "time", "cpu_seconds", "memory", "rank", "trained")
+    return "time" in line and _are_numbers(line, "time", "cpu_seconds", "memory", "rank", "trained")
 
 
 def without_odd_members(request: Line) -> dict[str, Any]:

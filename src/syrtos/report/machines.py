@@ -85,7 +85,11 @@ def _worker(run: RunRecord, rank: int) -> dict[str, Any]:
 
     The mean is taken from the worker's first sample to its last.
     """
-    samples = [sample for sample in run.last_trained.usage if sample.get("rank") == rank]
+    samples = [
+        sample
+        for sample in run.last_trained.usage
+        if sample.get("rank") == rank and {"memory", "cpu_seconds"} <= sample.keys()
+    ]
     memory = max((sample["memory"] for sample in samples), default=0)
     cores = 0.0
     if len(samples) > 1 and samples[-1]["time"] > samples[0]["time"]:

@@ -7,13 +7,14 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from syrtos.json_files import parse_line
 from syrtos.launch.generations import all_folders
 from syrtos.observe.ledger import curve_path, epochs_path, ledger_paths, pause, usage_path
+from syrtos.report.ledger_lines import Line, is_sound_line, is_sound_point, is_sound_sample
 
 # Bytes at the end of a file that are read: some hundred lines, however long the run is.
 _END = 1 << 16
@@ -21,8 +22,6 @@ _END = 1 << 16
 _POINTS, _STEPS = 50, 100
 # Seconds without a line after which that is said, in a run whose workers write one each second.
 _SILENT = 60.0
-
-Line = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +96,17 @@ def read_progress(run_dir: Path) -> RunProgress:
     found = RunProgress(restarts=len(folders) - 1, silent=_silent(folders[-1], now))
     for folder in reversed(folders):
         is_newest = folder == folders[-1]
-        points, ends = _last_points(curve_path(folder)), _last_points(epochs_path(folder))
+        points, ends = (
+            [
+                line
+                for line in _last_lines(path(folder), is_sound_point)
+                if line.keys() >= {"time", "trained", "epoch"}
+            ]
+            for path in (curve_path, epochs_path)
+        )
         if points or ends:
             found = _in_fit(found, points, ends, now)
-        elif trained := int((_last_lines(usage_path(folder, 0)) or [{}])[-1].get("trained") or 0):
+        elif trained := _steps_sampled(folder):
             found = dataclasses.replace(found, step=trained)
         else:
             continue
@@ -179,9 +185,10 @@ def _samples_per_second(folder: Path) -> float:
     """Returns the samples per second of all workers in their last steps; 0 if none are known."""
     total = 0.0
     for path in ledger_paths(folder).values():
-        lines = [line for line in _last_lines(path) if line.get("samples") and line.get("steps")]
-        recent = [line for line in lines if line.get("phase") == "train"][-_STEPS:]
-        if seconds := sum(line.get("wall", 0.0) for line in recent):
+        lines = _last_lines(path, is_sound_line)
+        steps = [line for line in lines if line.get("samples") and line.get("steps")]
+        recent = [line for line in steps if line["phase"] == "train"][-_STEPS:]
+        if seconds := sum(line["wall"] for line in recent):
             total += sum(line["samples"] for line in recent) / seconds
     return total
 
@@ -197,17 +204,13 @@ def _silent(folder: Path, now: float) -> float | None:
     return max(now - max(times), 0.0) if times else None
 
 
-def _last_points(path: Path) -> list[dict[str, Any]]:
-    """Returns the last points of a curve; damaged ones are left out."""
-    wanted = {"time": (int, float), "trained": int, "epoch": int}
-    return [
-        line
-        for line in _last_lines(path)
-        if all(isinstance(line.get(name), kind) for name, kind in wanted.items())
-    ]
+def _steps_sampled(folder: Path) -> int:
+    """Returns the training steps of rank 0 by its last sample; 0 without one."""
+    samples = _last_lines(usage_path(folder, 0), is_sound_sample)
+    return int(samples[-1].get("trained", 0)) if samples else 0
 
 
-def _last_lines(path: Path) -> list[dict[str, Any]]:
+def _last_lines(path: Path, is_sound: Callable[[Line], bool]) -> list[dict[str, Any]]:
     """Returns the last whole lines of a file, without damaged ones; none without a file."""
     try:
         with path.open("rb") as file:
@@ -218,7 +221,7 @@ def _last_lines(path: Path) -> list[dict[str, Any]]:
         return []
     # The first line may be cut off, and the last one half written.
     whole = lines[1 if size > _END else 0 : -1]
-    return [found for line in whole if (found := parse_line(line)) is not None]
+    return [found for line in whole if (found := parse_line(line)) is not None and is_sound(found)]
 
 
 def _duration(seconds: float) -> str:

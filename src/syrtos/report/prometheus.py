@@ -31,7 +31,7 @@ def _of_workers(figures: Figures, value: Callable[[Any], Iterable[_Sample]]) -> 
 def _host_percent(figures: Figures) -> Iterator[_Sample]:
     for worker in figures.workers.values():
         if machine := worker.usage.get("machine"):
-            yield (str(machine["number"]),), machine["cpu"]
+            yield (str(machine["number"]),), machine.get("cpu")
 
 
 # Each family: its class, name, meaning, labels beside the run, and its samples; those without a

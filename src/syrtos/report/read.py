@@ -276,6 +276,9 @@ def _last_byte(path: Path) -> bytes:
         return file.read()
 
 
+_NAMED = 8  # ranks that a sentence names
+
+
 def _describe_absent_workers(
     request: Mapping[str, Any], last: Generation, run_dir: Path
 ) -> list[str]:
@@ -284,12 +287,13 @@ def _describe_absent_workers(
     expected = request.get("resized") or request.get("workers")
     expected = expected if isinstance(expected, int) else 0
     there = {each.rank for each in last.ranks}
-    absent = (
-        sorted(set(range(expected)) - there) if last.ranks and not request.get("elastic") else []
-    )
+    if not last.ranks or request.get("elastic"):
+        return []
+    # a number that is damaged may be huge
+    absent = list(itertools.islice((n for n in range(expected) if n not in there), _NAMED + 1))
     if not absent:
         return []
-    ranks = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+    ranks = ", ".join(map(str, absent[:_NAMED])) + ", ..." * (len(absent) > _NAMED)
     return [
         f"The ledgers of rank{'s' * (len(absent) > 1)} {ranks} are not in {run_dir}. Workers on"
         " other hosts write them to the same path there: copy their `ledger` folders here, or use"

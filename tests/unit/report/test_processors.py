@@ -13,7 +13,9 @@ def written(
 ) -> None:
     (folder / "ledger").mkdir(exist_ok=True)
     lines = [
-        json.dumps({"trained": trained, "machine": {"number": number, "cpu": cpu, "cores": 2}})
+        json.dumps(
+            {"time": 1.0, "trained": trained, "machine": {"number": number, "cpu": cpu, "cores": 2}}
+        )
         for trained, cpu in samples
     ]
     (folder / "ledger" / name).write_text("\n".join(lines) + '\n{"trained": 9, "mach')

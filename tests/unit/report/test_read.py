@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 from recorded import curve, epochs, generation, step, write
 
+from syrtos.cli import main
 from syrtos.cli.summary import print_summary
 from syrtos.observe.ledger import usage_path
-from syrtos.report import facts, page, text
+from syrtos.report import facts, page, prometheus, text
+from syrtos.report.figures import Figures
+from syrtos.report.progress import read_progress
 from syrtos.report.read import load
 
 WHOLE = [b"", b"\0\xff\n", b"{", b"[]\n", b"7\n", b"null\n", b"[" * 9999 + b"\n"]
-ODD = ("odd", [], {}, None, 1e400, -1, True)
+ODD = ("odd", [], {}, None, 1e400, 10**400, float("nan"), -1, True)
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    generation(tmp_path, 0.0, 9.0, [[step(number) for number in range(20)]] * 2)
+    sums = {"gradient_bytes": 1e6, "gradient_sums": 2.0, "meetings": 3.0}
+    generation(tmp_path, 0.0, 9.0, [[step(number) for number in range(20)]] * 2, sums)
     point = {"time": 1001.0, "fit": 1, "trained": 5, "epoch": 1, "logs": {"loss": 1.0}}
     epochs(tmp_path, [{**point, "epochs": 2, "step": 5, "steps_per_epoch": 5}])
     curve(tmp_path, [{**point, "learning_rate": 0.1}])
@@ -39,10 +43,12 @@ def variants(data: bytes, is_object: bool) -> Iterator[bytes]:
     yield from WHOLE
     yield data[: len(data) // 2]
     lines = [data] if is_object else data.splitlines(keepends=True)
-    first: dict[str, Any] = json.loads(lines[0])
-    for name in first:
-        for value in ODD:
-            yield b"".join([json.dumps({**first, name: value}).encode() + b"\n", *lines[1:]])
+    for at in sorted({0, min(1, len(lines) - 1), len(lines) - 1}):
+        whole: dict[str, Any] = json.loads(lines[at])
+        odd = [{**whole, name: value} for name in whole for value in ODD]
+        without = [{key: whole[key] for key in whole if key != name} for name in whole]
+        for line in (*odd, *without):
+            yield b"".join([*lines[:at], json.dumps(line).encode() + b"\n", *lines[at + 1 :]])
 
 
 @pytest.mark.parametrize(
@@ -60,5 +66,21 @@ def test_a_damaged_file_changes_neither_an_exit_code_nor_is_it_a_traceback(
         page.page([found], None, False)
         print_summary(run_dir)
         assert "no summary" not in capsys.readouterr().err, data
+        assert read_progress(run_dir).describe_running()
+        assert main(["forecast", str(run_dir)]) in (0, 2)
+        assert prometheus.families({"a": Figures(run_dir)})
     path.write_bytes(b"\0\xff\n")
     assert any(str(path) in sentence for sentence in load(run_dir).missing)
+
+
+def test_what_keras_does_not_know_is_no_damage(run_dir: Path) -> None:
+    line = {"time": 1.0, "fit": 1, "trained": 5, "epoch": 1, "epochs": 2, "steps_per_epoch": None}
+    epochs(run_dir, [line])
+    assert load(run_dir).missing == []
+
+
+def test_absent_workers_are_named_whatever_their_number(run_dir: Path) -> None:
+    for workers, says in ((3, "The ledgers of rank 2 "), (10**400, "ranks 2, 3, 4, 5, 6, 7, 8, 9, ... ")):  # fmt: skip
+        (run_dir / "run.json").write_text(json.dumps({"workers": workers}))
+        (sentence,) = load(run_dir).missing
+        assert says in sentence

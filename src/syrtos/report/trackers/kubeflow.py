@@ -21,6 +21,7 @@ from syrtos.json_files import Tail
 from syrtos.launch.generations import all_folders
 from syrtos.observe.ledger import epochs_path
 from syrtos.report.figures import FiguresPoint
+from syrtos.report.ledger_lines import is_sound_point
 from syrtos.report.trackers import About, Ended, Tracker
 from syrtos.settings import KUBEFLOW_VARIABLES, environment
 
@@ -79,7 +80,7 @@ class Kubeflow(Tracker):
         """
         for folder in all_folders(self._folder):
             path = epochs_path(folder)
-            self._epochs += self._tails.setdefault(path, Tail(path)).read()
+            self._epochs += self._tails.setdefault(path, Tail(path, is_sound_point)).read()
         last = self._epochs[-1] if self._epochs else {}
         epoch, epochs = last.get("epoch"), last.get("epochs")
         if not epoch or not epochs:
