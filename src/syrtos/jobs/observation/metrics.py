@@ -20,6 +20,9 @@ Match = regex.Match[str]
 
 _LONGEST_SEARCH = 0.5  # processor seconds for one line
 _MOST_LATE = 3  # lines
+# Processor seconds that all expressions together may take beyond their part of the time: so late
+# the end of a job may become known. Then each of them has the last number for a line.
+_BUDGET, _PART, _SHORT_SEARCH = 3.0, 0.1, 0.01
 
 
 class EpochFacts(TypedDict, total=False):
@@ -60,6 +63,7 @@ class Metrics:
             (definition["Name"], _compile_metric(definition)) for definition in definitions
         ]
         self._late = collections.Counter[str]()
+        self._budget, self._refilled = _BUDGET, time.monotonic()
         self._complaints: list[str] = []
 
     def take(self, lines: Sequence[str]) -> list[tuple[str, float]]:
@@ -79,19 +83,29 @@ class Metrics:
         return found
 
     def _search(self, name: str, pattern: Pattern, line: str) -> Match | None:
+        limit, began = self._limit(), time.thread_time()
         # `re` may take years for a line, and no other thread runs meanwhile
         try:
-            return pattern.search(line, timeout=_LONGEST_SEARCH, concurrent=True)
+            return pattern.search(line, timeout=limit, concurrent=True)
         except TimeoutError:
             self._late[name] += 1
+        finally:
+            self._budget -= time.thread_time() - began
         if self._late[name] == _MOST_LATE:
             self._patterns = [one for one in self._patterns if one[0] != name]
             self._complaints.append(
                 f"the metric {name} is not looked for any more: its regular expression"
-                f" {pattern.pattern!r} has taken more than {_LONGEST_SEARCH:g} s for each of"
-                f" {_MOST_LATE} lines. Nested repetitions cause that; write it without them."
+                f" {pattern.pattern!r} has taken more than {limit:g} s for each of {_MOST_LATE}"
+                f" lines{', and all of them together too long' * (limit < _LONGEST_SEARCH)}. Nested repetitions cause that; write it without them."
             )
         return None
+
+    def _limit(self) -> float:
+        """Returns the processor seconds that the next search may take."""
+        now = time.monotonic()
+        self._budget = min(self._budget + _PART * (now - self._refilled), _BUDGET)
+        self._refilled = now
+        return _LONGEST_SEARCH if self._budget > 0 else _SHORT_SEARCH
 
     def _keep(self, name: str, value: float) -> bool:
         # neither JSON nor SageMaker's API has such numbers, and the last finite one would look like

@@ -135,3 +135,15 @@ def test_an_expression_of_exponential_time_is_given_up_and_the_others_are_not(
     (said,) = found.new_complaints()
     assert "the metric slow is not looked for any more" in said
     assert found.new_complaints() == []
+
+
+def test_many_slow_expressions_take_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_BUDGET", 0.3)
+    slow = [{"Name": f"slow {k}", "Regex": rf"((?:a|aa)+){k}$"} for k in range(20)]
+    found, began = Metrics([*slow, LOSS]), time.process_time()
+    found.take(["loss: 1 " + "a" * 60 + "b"] * 5)
+    assert time.process_time() - began < 5.0
+    assert values(found) == {"loss": 1.0}
+    said = found.new_complaints()
+    assert len(said) == 20
+    assert "all of them together" in said[-1]
