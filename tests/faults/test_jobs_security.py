@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
+import errno
 import hashlib
 import http.client
 import io
@@ -38,6 +39,7 @@ from syrtos.jobs.http.server import Server
 from syrtos.jobs.requests import states
 from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Record
+from syrtos.jobs.store.reserve import Reserve
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -1312,6 +1314,29 @@ def test_health_says_what_does_not_run(tmp_path: Path, monkeypatch: pytest.Monke
             wait_until(lambda: server.queue.deaths > 0)
             wait_until(lambda: health(server)[0] == 503)
         wait_until(lambda: health(server)[0] == 200)
+
+
+def test_a_full_disk_is_said_to_who_asks_and_who_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/a/name")
+
+    with serving(tmp_path / "home") as server:
+        assert s3(server, "PUT", "/bucket")[0] == 200
+        monkeypatch.setattr(server.service.objects, "put", full)
+        monkeypatch.setattr(server.service.store, "get", full)
+        for answer in (
+            s3(server, "PUT", "/bucket/k", b"1"),
+            operate(server, "DescribeTrainingJob", {"TrainingJobName": "a"}),
+        ):
+            assert answer[0] == 503
+            assert b"The disk of the service is full" in answer[2]
+            assert b"/a/name" not in answer[2]
+        assert health(server)[0] == 200
+        monkeypatch.setattr(Reserve, "is_needed", lambda self: True)
+        assert health(server)[:2] == (503, "failing")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def health(server: Server) -> tuple[int, str, int]:

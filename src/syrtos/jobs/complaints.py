@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import select
 import sys
 import traceback
 
+from sqlalchemy import exc
+
+from syrtos.jobs.store.database import is_full, may_pass
+
+FULL = "The disk of the service is full: make room on it, and try again."
+_LOCKED = (
+    "The database of the service is locked by another process, or can't be reached: try again, and"
+    " see what holds it."
+)
 _LONGEST = 3500  # characters: a pipe that has room for some has room for that (pipe(7))
 
 
@@ -32,5 +42,25 @@ def _has_room() -> bool:
 
 
 def complain_in_full() -> None:
-    """Prints the traceback of the exception that is being handled, as `complain` prints a line."""
-    complain(traceback.format_exc())
+    """Prints the traceback of the exception that is being handled, as `complain` prints a line.
+
+    A sentence takes its place where the machine is the cause.
+    """
+    complain(hindrance(sys.exc_info()[1]) or traceback.format_exc())
+
+
+def describe(error: Exception) -> str:
+    """Returns an error in words."""
+    return hindrance(error) or str(error)
+
+
+def hindrance(error: BaseException | None) -> str:
+    """Returns what of the machine an error comes from, as a sentence; empty if it is another one.
+
+    The sentence is for anybody: it names no files and no jobs.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FULL
+    if isinstance(error, exc.OperationalError):
+        return FULL if is_full(error) else _LOCKED if may_pass(error) else ""
+    return ""

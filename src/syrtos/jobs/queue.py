@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from syrtos import settings
 from syrtos.jobs.api.service import Service
-from syrtos.jobs.complaints import complain
+from syrtos.jobs.complaints import complain, describe
 from syrtos.jobs.polling import PollingThread
 from syrtos.jobs.requests import states
 from syrtos.jobs.runner import attempt, processes
@@ -37,7 +37,7 @@ class Queue(PollingThread):
 
     def report_failure(self, error: Exception) -> None:
         """Prints that the jobs could not be scheduled."""
-        complain(f"the queue could not schedule the jobs: {error}")
+        complain(f"the queue could not schedule the jobs: {describe(error)}")
 
     def after_poll(self) -> None:
         """Copies the database and reserves room on the disk, once a minute."""
@@ -53,7 +53,7 @@ class Queue(PollingThread):
                 backups.keep()
         except Exception as error:
             # a full disk, say: jobs go on
-            complain(f"the database could not be copied: {error}")
+            complain(f"the database could not be copied: {describe(error)}")
 
     def look(self) -> None:
         """Starts jobs that wait, and deals with those whose runners are gone."""

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from syrtos.jobs.api.service import ApiError, Service
-from syrtos.jobs.complaints import complain_in_full
+from syrtos.jobs.complaints import complain_in_full, hindrance
 from syrtos.jobs.credentials import Caller, caller_of
 from syrtos.jobs.http import bodies, identity, model, protocols, refusals, signing, unserved
 from syrtos.jobs.http.bodies import BodyTooLargeError
@@ -121,17 +121,14 @@ class App:
             return _error(request, service, error.code, str(error), 400)
         except ClientDisconnect:
             raise
-        except Exception:
+        except Exception as error:
             # its details are for the service's own log: they may name files and keys
             complain_in_full()
+            if why := hindrance(error):
+                return _error(request, service, "ServiceUnavailable", why, 503)
             text = "We encountered an internal error. Please try again."
-            return _error(
-                request,
-                service,
-                "InternalFailure" if service != "s3" else "InternalError",
-                text,
-                500,
-            )
+            code = "InternalFailure" if service != "s3" else "InternalError"
+            return _error(request, service, code, text, 500)
 
     async def _answer_signed(
         self, request: Request, url: str, headers: dict[str, str], service: str

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from syrtos.jobs.complaints import FULL
 from syrtos.jobs.polling import PollingThread
+from syrtos.jobs.store.reserve import Reserve
 
 
 class Health:
@@ -15,20 +17,22 @@ class Health:
 
     Args:
         threads: the threads without which nothing is done.
+        reserve: knows whether the service's disk is full.
     """
 
-    def __init__(self, threads: Sequence[PollingThread]) -> None:
-        self._threads = threads
+    def __init__(self, threads: Sequence[PollingThread], reserve: Reserve) -> None:
+        self._threads, self._reserve = threads, reserve
 
     def serves(self, request: Request) -> bool:
         """Returns whether a request without a signature is for ``/health``."""
         return request.url.path == "/health"
 
     async def answer(self, request: Request) -> Response:
-        """Answers 200 if all threads do their work, and else 503 with what is wrong."""
+        """Answers 200 if all threads do their work and can write, else 503 with what is wrong."""
         if request.method not in ("GET", "HEAD"):
             return JSONResponse({"status": "unknown"}, 405)
         faults = [fault for thread in self._threads if (fault := thread.fault())]
+        faults += [FULL] * self._reserve.is_needed()
         facts = {
             "status": "failing" if faults else "ok",
             "faults": faults,

@@ -181,7 +181,7 @@ class Server:
         home.announce(
             self.url, str(tls[0].resolve()) if tls else None, allowed, capacity, placement
         )
-        app = App(self.service, self._wake, Health(self._threads))
+        app = App(self.service, self._wake, Health(self._threads, home.reserve))
         self._server = _WatchedServer(_configuration(app, tls), self._threads)
         self._thread: threading.Thread | None = None
 

@@ -117,16 +117,23 @@ def patiently(ask: Callable[[], FoundT], patience: float = PATIENCE) -> FoundT:
         try:
             return ask()
         except exc.OperationalError as error:
-            if not _passes(error) or time.monotonic() > until:
+            if not may_pass(error) or time.monotonic() > until:
                 raise
             time.sleep(_PAUSE)
 
 
-def _passes(error: exc.OperationalError) -> bool:
+def may_pass(error: exc.OperationalError) -> bool:
     """Returns whether an error is one of a database that another process holds, or that is away."""
     if isinstance(error.orig, sqlite3.Error):
         return error.orig.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     return error.connection_invalidated
+
+
+def is_full(error: exc.OperationalError) -> bool:
+    """Returns whether an error is one of a database whose disk is full."""
+    code = error.orig.sqlite_errorcode & 0xFF if isinstance(error.orig, sqlite3.Error) else None
+    # Postgres names it by a code of SQL
+    return code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == "53100"
 
 
 def checkpoint(engine: Engine) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from syrtos.jobs.api.service import ApiError, Service
-from syrtos.jobs.complaints import complain
+from syrtos.jobs.complaints import complain, describe
 from syrtos.jobs.polling import PollingThread
 from syrtos.jobs.store.tunings import TrialEntry, TuningRecord
 from syrtos.jobs.tuning import printed_metrics, requests, trial_rows, warm_start
@@ -40,7 +40,7 @@ class Driver(PollingThread):
 
     def report_failure(self, error: Exception) -> None:
         """Prints that the tuning jobs could not be looked at."""
-        complain(f"the tuning jobs could not be looked at: {error}")
+        complain(f"the tuning jobs could not be looked at: {describe(error)}")
 
     def look(self) -> None:
         """Carries on each tuning job that has not ended; an error in one does not stop others."""
@@ -52,7 +52,7 @@ class Driver(PollingThread):
                 # an error of one tuning job must not hold the others up
                 complain(
                     f"the tuning job {record.name} could not be carried on: {type(error).__name__}:"
-                    f" {error}"
+                    f" {describe(error)}"
                 )
         if not active:
             self._ended.clear()
