@@ -23,10 +23,12 @@ _MORE_SHARED = (
     "give it more (docker: `--shm-size=1g`; Kubernetes: an emptyDir with medium Memory at /dev/shm;"
     " else `mount -o remount,size=1G /dev/shm`)"
 )
+_OPEN_SHARED = "mount it such that this user can (`mount -o remount,rw,mode=1777 /dev/shm`)"
 _LARGER_FILES = "raise that with `ulimit -f unlimited`"
 _FEW_THREADS = (
     r"can't start new thread|pthread_create|[Rr]esource temporarily unavailable|BlockingIO"
 )
+_NO_SHARED = r"mpich_shm|/dev/shm|Shared memory error"
 _NO_MEMORY = r"MemoryError|bad_alloc|annot allocate memory|failed to map segment|ENOMEM"
 
 
@@ -40,6 +42,8 @@ def missing_room(workers: int) -> str:
         stat = os.statvfs(_SHARED)
     except OSError as error:
         return f"MPI needs {_SHARED}, which can't be used: {error.strerror}; {_MORE_SHARED}."
+    if closed := _closed_shared():
+        return f"MPI needs shared memory. {closed}: {_OPEN_SHARED}."
     free, needed = stat.f_bavail * stat.f_frsize, workers * _MPI_NEEDS
     if free >= needed:
         return ""
@@ -96,7 +100,14 @@ def _of_user(kind: int, name: str, unit: int = 1, below: float = float("inf")) -
     return describe
 
 
+def _closed_shared() -> str:
+    """Describes shared memory that can't be written to, e.g. because it is mounted read-only."""
+    return "" if os.access(_SHARED, os.W_OK | os.X_OK) else f"{_SHARED} can't be written to"
+
+
 def _shared_room() -> str:
+    if _closed_shared():
+        return ""
     try:
         stat = os.statvfs(_SHARED)
     except OSError:
@@ -128,7 +139,8 @@ def _pids_max() -> Iterator[str]:
 
 
 _LIMITS = (
-    _Limit(r"mpich_shm|/dev/shm", signal.SIGBUS, _shared_room, _MORE_SHARED),
+    _Limit(_NO_SHARED, signal.SIGBUS, _shared_room, _MORE_SHARED),
+    _Limit(_NO_SHARED, signal.SIGBUS, _closed_shared, _OPEN_SHARED),
     _Limit(
         r"File too large|SharedMemoryError",
         signal.SIGXFSZ,

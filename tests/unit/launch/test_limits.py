@@ -69,6 +69,19 @@ def test_room_for_mpi_is_known_before_workers_start(monkeypatch: pytest.MonkeyPa
     assert limits.missing_room(1) == ""
 
 
+def test_shared_memory_that_can_t_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = (
+        "MPIDI_UCX_init_worker(86): ucx function returned with failed status(Shared memory error)"
+    )
+    assert "--shm-size" in limits.explain(error)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    says = "/dev/shm can't be written to: mount it"
+    assert says in limits.missing_room(2)
+    assert limits.missing_room(1) == ""
+    assert limits.explain(error).startswith(says)
+    assert "--shm-size" not in limits.explain(error)
+
+
 def test_the_smallest_limit_of_a_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_pids_max", lambda: iter(["max", "100", "30"]))
     assert "limited to 30 threads (pids.max)" in limits.explain("can't start new thread")
