@@ -203,7 +203,8 @@ def _pace_rows(summary: Summary, full: bool) -> Iterator[tuple[str, str]]:
             yield unit, f"{rate} {over}"
     if summary.restarts.number:
         yield "restarts", _restarts(summary)
-        yield "goodput", f"{summary.goodput:.1%} of the time was not lost to restarts"
+        if summary.restarts.are_recorded:
+            yield "goodput", f"{summary.goodput:.1%} of the time was not lost to restarts"
 
 
 def _way_rows(summary: Summary, full: bool) -> Iterator[tuple[str, str]]:
@@ -277,6 +278,8 @@ def _exchange_text(summary: Summary) -> str:
 def _restarts(summary: Summary) -> str:
     """Returns the number of restarts and what they have cost."""
     restarts = summary.restarts
+    if not restarts.are_recorded:
+        return f"{restarts.number}: what they cost could not be recorded"
     again = (
         f", {restarts.steps:,} steps again in {restarts.step_seconds:,.1f} s"
         if restarts.steps

@@ -53,7 +53,12 @@ def of_run(run: RunRecord) -> Facts:
         "batch": _batch(run, found),
         "parts": PARTS,
         "seconds": seconds,
-        "goodput": waterfall.goodput(seconds),
+        # what restarts cost is not known where the disk was full
+        "goodput": (
+            waterfall.goodput(seconds)
+            if all(each.is_recorded for each in run.generations)
+            else None
+        ),
         "samples_per_second": situation.samples_per_second(run),
         "rate_of": (
             "samples"

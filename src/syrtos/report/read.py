@@ -127,6 +127,7 @@ class Generation:
         folder: the folder of its ledgers and logs.
         ranks: the workers whose ledgers were found, in order.
         began: s since the epoch; 0 if unknown.
+        is_recorded: whether its launcher could write down when it began.
         offset: s from the start of the run.
         seconds: s from its start to its end, or to its last line.
         outcome: how it ended, in words; empty if it goes on or its end is not known.
@@ -138,6 +139,7 @@ class Generation:
     folder: Path
     ranks: Sequence[WorkerRecord]
     began: float
+    is_recorded: bool
     offset: float
     seconds: float
     outcome: Mapping[str, Any]
@@ -319,6 +321,7 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
         folder=folder,
         ranks=_align_offsets(ranks),
         began=began,
+        is_recorded="began" in launcher,
         offset=offset if run_began else 0.0,
         seconds=seconds,
         outcome=outcome,

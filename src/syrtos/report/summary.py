@@ -148,12 +148,15 @@ class Restarts:
             trained on.
         steps: the number of steps that were computed again.
         step_seconds: s of these steps.
+        are_recorded: whether each launcher has written down when its generation began. On a full
+            disk it can't, and what restarts cost is not known.
     """
 
     number: int = 0
     seconds: float = 0.0
     steps: int = 0
     step_seconds: float = 0.0
+    are_recorded: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +312,9 @@ def _restarts(generations: list[_Generation]) -> Restarts:
     """Returns the cost of all restarts."""
     # A generation that made no step has only cost time: the next one that trains goes on where the
     # last one that trained had come to.
-    found, trained = Restarts(), None if not generations[0].first.steps else generations[0]
+    recorded = all("began" in generation.launcher for generation in generations)
+    found = Restarts(are_recorded=recorded)
+    trained = None if not generations[0].first.steps else generations[0]
     for before, one in itertools.pairwise(generations):
         again = 0
         if one.first.steps:
@@ -324,6 +329,7 @@ def _restarts(generations: list[_Generation]) -> Restarts:
             found.seconds + before.after_lines + one.before_steps,
             found.steps + again,
             found.step_seconds + again * step,
+            recorded,
         )
         trained = one if one.first.steps else trained
     return found

@@ -154,7 +154,8 @@ def _others(facts: Facts) -> Iterator[RenderableType]:
         if incident["again"]:
             says = f"{says.rstrip('.')}; {incident['again']:,} steps were computed again"
         yield Text(f"incident at {incident['at']:,.1f} s, step {incident['step']:,}: {says}", "red")
-    if len(facts["incidents"]) and facts["run"]["generations"] > 1:
+    is_known = facts["goodput"] is not None
+    if len(facts["incidents"]) and facts["run"]["generations"] > 1 and is_known:
         yield Text(f"goodput: {facts['goodput']:.1%} of the time was not lost")
 
 

@@ -329,6 +329,11 @@ def test_generations_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         == "1: 30.0 s until training went on, 500 steps again in 500.0 s"
     )
     assert lines["goodput"][0] == "82.6%"
+    launcher_path(tmp_path).unlink()
+    print_summary(tmp_path)
+    said = capsys.readouterr().err
+    assert "what they cost could not be recorded" in said
+    assert "goodput" not in said
 
 
 def test_without_training_only_the_folder_is_named(

@@ -12,7 +12,7 @@ from recorded import curve, epochs, generation, step, write
 
 from syrtos.cli import main
 from syrtos.cli.summary import print_summary
-from syrtos.observe.ledger import usage_path
+from syrtos.observe.ledger import launcher_path, usage_path
 from syrtos.report import facts, page, prometheus, text
 from syrtos.report.figures import Figures
 from syrtos.report.progress import read_progress
@@ -77,6 +77,16 @@ def test_what_keras_does_not_know_is_no_damage(run_dir: Path) -> None:
     line = {"time": 1.0, "fit": 1, "trained": 5, "epoch": 1, "epochs": 2, "steps_per_epoch": None}
     epochs(run_dir, [line])
     assert load(run_dir).missing == []
+
+
+def test_what_is_lost_is_not_known_where_no_launcher_could_write(run_dir: Path) -> None:
+    generation(run_dir / "generation-2", 9.0, 12.0, [[step(number) for number in range(5)]])
+    assert facts.of_run(load(run_dir))["goodput"] < 1
+    launcher_path(run_dir).unlink()
+    found = facts.of_run(load(run_dir))
+    assert found["goodput"] is None
+    text.report(found)
+    page.page([found], None, False)
 
 
 def test_absent_workers_are_named_whatever_their_number(run_dir: Path) -> None:

@@ -241,6 +241,16 @@ def test_what_restarts_cost(tmp_path: Path) -> None:
     assert sum(summary.shares.values()) == pytest.approx(1.0)
 
 
+def test_what_restarts_cost_is_not_known_where_no_launcher_could_write(tmp_path: Path) -> None:
+    one = generation(tmp_path / "1", 0, 125, 100)
+    two = generation(tmp_path / "2", 125, 155, 10, trained=90)
+    assert summarize(one, two).restarts.are_recorded
+    launcher_path(one).write_text('{"began": 0}')  # a launcher that was killed
+    assert summarize(one, two).restarts.are_recorded
+    launcher_path(two).unlink()
+    assert not summarize(one, two).restarts.are_recorded
+
+
 def test_a_generation_that_makes_no_step_costs_its_time_alone(tmp_path: Path) -> None:
     one, none = generation(tmp_path / "1", 0, 120, 100), generation(tmp_path / "2", 120, 128, 0)
     two = generation(tmp_path / "3", 128, 158, 10, trained=90)

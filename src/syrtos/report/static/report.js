@@ -378,7 +378,7 @@ const SyrtosReport = (() => {
       const ways = { planned: "Each worker reads its own records (`syrtos.data`).", records: "Each worker reads all records and prepares its own.", sliced: "Each worker reads and prepares all records, and takes its rows of each batch." };
       const proofs = { none: "Which records were trained on is recorded for data sets of `syrtos.data` alone.", failed: d.text ?? "", verified: "Verified: the chain of hashes is whole, and the sums of records add up." };
       part("Data", text(`${ways[d.how] ?? ""} ${proofs[d.proof]}`.trim(), d.proof === "failed" ? "report-bad" : ""), d.epochs ? table(["data set", "epoch", "records", "trained on, each once", "left out"], d.epochs.map((e) => [e.data, e.epoch + 1, e.records.toLocaleString("en"), e.done.toLocaleString("en") + (e.complete ? "" : " (the epoch did not end)"), e.left_out])) : "");
-      if (facts.incidents.length) part("Incidents", table(["at", "step", "what happened", "steps computed again", "logs"], facts.incidents.map((one) => [lasting(one.at), one.step.toLocaleString("en"), one.text || one.end, one.again ?? "the run ended", one.logs])), text(`${percent(facts.goodput)} of the time was not lost (goodput).`));
+      if (facts.incidents.length) part("Incidents", table(["at", "step", "what happened", "steps computed again", "logs"], facts.incidents.map((one) => [lasting(one.at), one.step.toLocaleString("en"), one.text || one.end, one.again ?? "the run ended", one.logs])), text(facts.goodput === null ? "What was lost could not be recorded." : `${percent(facts.goodput)} of the time was not lost (goodput).`));
       const run = facts.run;
       const asked = Object.entries(run.options).map(([name, value]) => [name, String(value)]);
       part("How it was run", text(`${run.script} ${run.arguments.join(" ")}`.trim()), asked.length ? table(["option", "value"], asked) : text("All options have their defaults.", "report-quiet"), Object.keys(run.versions).length ? folded("Versions", () => table(["package", "version"], Object.entries(run.versions))) : "");
@@ -399,7 +399,7 @@ const SyrtosReport = (() => {
   function tiles(facts) {
     const s = facts.steps;
     const found = [["time", lasting(facts.run.seconds)], ["steps", s.count.toLocaleString("en")], ["a step (median)", `${short(s.median_ms)} ms`], [`${facts.rate_of}/s, evaluation apart`, short(facts.samples_per_second)]];
-    if (facts.incidents.length) found.push(["goodput", percent(facts.goodput)]);
+    if (facts.incidents.length && facts.goodput !== null) found.push(["goodput", percent(facts.goodput)]);
     return el("ul", { class: "report-tiles" }, ...found.map(([name, value]) => el("li", {}, el("b", {}, value), el("span", { class: "report-quiet" }, name))));
   }
 
