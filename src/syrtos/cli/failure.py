@@ -11,7 +11,7 @@ from typing import Any
 
 from syrtos.json_files import document
 from syrtos.launch import limits
-from syrtos.launch.outcome import End, Outcome, signal_name
+from syrtos.launch.outcome import End, Outcome
 
 _LAST_WORDS = 3
 _LOOKED_AT = 20_000  # bytes at the end of a log
@@ -25,7 +25,8 @@ _WORDS_OF_A_CRASH = re.compile(
 # How scripts fail whose names Keras and TensorFlow have no more.
 _OF_OLD_NAMES = re.compile(
     r"^(ModuleNotFoundError|ImportError|AttributeError|TypeError|ValueError|\S*GoneError):"
-    r" .*(keras|tensorflow|keyword argument|not recognized)",
+    # a library that could not be loaded is no name
+    r"(?!.*\.so\b) .*(keras|tensorflow|keyword argument|not recognized)",
     re.MULTILINE,
 )
 
@@ -37,7 +38,7 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
     """
     reported = outcome.failures or _reported_failures(run_dir)
     if outcome.end is End.STOPPED:
-        _say(f"stopped by {signal_name(outcome.code - 128)}. Run directory: {run_dir}")
+        _say(f"{outcome.stop()}. Run directory: {run_dir}")
     elif outcome.end is End.HUNG:
         _print_hung(outcome, run_dir)
     elif reported and not _is_consequence(outcome):

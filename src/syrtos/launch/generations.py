@@ -163,7 +163,10 @@ class _Series:
             # No worker was there to take the signal.
             if self.came:
                 self.outcome = dataclasses.replace(
-                    self.outcome, end=End.STOPPED, code=128 + self.came[0]
+                    self.outcome,
+                    end=End.STOPPED,
+                    code=128 + signalling.stop_signal(self.came[0]),
+                    stopped_by=self.came[0],
                 )
                 return
             number = self.first + len(self.attempts)

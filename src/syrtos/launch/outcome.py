@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from syrtos.launch.process_engine import ProcessEnd
+from syrtos.launch.processes.signalling import stop_signal
 
 # Ranks, process numbers and addresses in the text of an error.
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
@@ -40,7 +41,7 @@ class Facts:
         processes: the number of processes, by rank from 0 on, that must say that they have
             finished.
         spared: ranks whose death the others survive.
-        stopped_by: the signal that this process was sent and passed on.
+        stopped_by: the signal that this process was sent and passed on (SIGUSR1 as SIGTERM).
         finished: ranks that said so.
         interrupted: ranks that said that SIGINT ended their script.
         failures: the workers' reports, in the order in which they came in.
@@ -93,6 +94,7 @@ class Outcome:
             ...".
         otherwise: the way in which the script's environment differed from the one in which its
             frameworks were imported for all workers, which ended them; else empty.
+        stopped_by: the signal to the launcher that ended the run; None: none did.
     """
 
     end: End = End.FINISHED
@@ -106,6 +108,7 @@ class Outcome:
     lost: dict[int, ProcessEnd] = dataclasses.field(default_factory=dict)
     hung: dict[int, str] = dataclasses.field(default_factory=dict)
     otherwise: str = ""
+    stopped_by: int | None = None
 
     def has_reported(self, error: str) -> bool:
         """Returns whether a worker has failed by an error of this name."""
@@ -137,6 +140,10 @@ class Outcome:
         kinds = {_NUMBERS.sub("", failure["text"]) for failure in self.failures}
         return len(ranks) > 1 == len(kinds) and ranks >= {*self.unfinished} == {*self.workers}
 
+    def stop(self) -> str:
+        """Returns which signal has stopped the run, as the end of a sentence about it."""
+        return f"stopped by {signal_name(self.stopped_by or self.code - 128)}"
+
     def facts(self) -> dict[str, object]:
         """Returns the facts about the end that are kept in the record of a run."""
         return {"end": self.end.name, "code": self.code, "rank": self.rank, "text": self.sentence()}
@@ -144,7 +151,7 @@ class Outcome:
     def __str__(self) -> str:
         """Returns a sentence about the end, without the reports of workers."""
         if self.end is End.STOPPED:
-            return f"the run was stopped by {signal_name(self.code - 128)}."
+            return f"the run was {self.stop()}."
         if self.end is End.HUNG:
             return self._describe_hung()
         if self.end is End.REPLACED:
@@ -234,7 +241,8 @@ def judge(facts: Facts) -> Outcome:
 
 def _verdict(facts: Facts) -> Outcome:
     if facts.stopped_by is not None:
-        return Outcome(End.STOPPED, 128 + facts.stopped_by)
+        code = 128 + stop_signal(facts.stopped_by)
+        return Outcome(End.STOPPED, code, stopped_by=facts.stopped_by)
     if facts.replaced:
         return Outcome(End.REPLACED, 1, why=facts.replaced) if facts.unfinished else Outcome()
     # The others may die in an asynchronous run: it has gone well once rank 0 has finished.

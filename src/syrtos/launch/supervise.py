@@ -273,14 +273,17 @@ class _Supervisor:
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()
         if self._facts.stopped_by is not None:
-            if number != signal.SIGTERM or now - self._stopped_at >= self._same_stop:
+            if (
+                signalling.stop_signal(number) != signal.SIGTERM
+                or now - self._stopped_at >= self._same_stop
+            ):
                 # A second signal: a person wants no more grace for the scripts.
                 self._end_soon(0.0)
             return
         self._stopped_at = now
         self._facts.stopped_by = number
         self._kill_at = time.monotonic() + self._grace
-        self._engine.signal(number)
+        self._engine.signal(signalling.stop_signal(number))
 
     # -- waits ---------------------------------------------------------------------------------
 

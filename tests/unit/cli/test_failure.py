@@ -39,3 +39,24 @@ def test_an_error_that_all_workers_share_is_shown_once(
     assert "all workers failed alike:\n\nConnectionError: closed by peer\n" in said
     assert "first" not in said
     assert str(tmp_path / "logs") in said
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_a_name"),
+    [
+        ("ImportError: cannot import name 'Merge' from 'keras.layers'", True),
+        ("ImportError: /lib/tensorflow/libtensorflow_cc.so.2: failed to map segment", False),
+    ],
+)
+def test_the_names_of_keras_are_named_where_one_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: str, is_of_a_name: bool
+) -> None:
+    text = f"Traceback (most recent call last):\n{error}"
+    print_failure(Outcome(End.FAILED, 1, 0, failures=[{**REPORT, "text": text}]), tmp_path)
+    assert ("syrtos doctor" in capsys.readouterr().err) == is_of_a_name
+
+
+def test_the_signal_that_came_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for outcome in (Outcome(End.STOPPED, 143, stopped_by=10), Outcome(End.STOPPED, 138)):
+        print_failure(outcome, tmp_path)
+        assert "stopped by SIGUSR1 (signal 10)" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def reach_cluster(asked: RayRequest, run_dir: Path) -> Iterator[ReachableHosts]:
                 door, hosts = stack.enter_context(connected)
             except _GivenUpError:
                 output.say("stopped while it waited for Ray")
-                raise SystemExit(128 + came[0]) from None
+                raise SystemExit(128 + signalling.stop_signal(came[0])) from None
         settings.set_environment({VARIABLE: door})
         yield ReachableHosts(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
 

@@ -193,6 +193,8 @@ class FolderStore(ObjectStore):
         self._files, self._patience = ObjectFiles(folder), patience
         self._index = folder / "index.sqlite"
         self._engine = sql.create_engine(f"sqlite:///{self._index}")
+        # what was wrong with an index that is made anew, until that is said
+        self._fault = ""
         event.listen(self._engine, "connect", self._open_index)
         event.listen(self._engine, "checkout", self._check_present)
 
@@ -302,7 +304,7 @@ class FolderStore(ObjectStore):
         if fault:
             self._engine.dispose()
             aside = set_aside(self._index)
-            complain(f"the index {self._index} {fault}. It is made anew; the old one is {aside}.")
+            self._fault = f"{fault}. It is made anew; the old one is {aside}."
         # a connection completes the index
         self.buckets()
 
@@ -341,11 +343,13 @@ class FolderStore(ObjectStore):
     def _open_index(self, connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
         prepare_sqlite(connection, record)
         record.info["file"] = identity(self._index)
-        if found := object_index.complete(connection, self._files):
+        found = object_index.complete(connection, self._files)
+        if found or self._fault:
             complain(
-                f"the index {self._index} was missing or empty: {found} objects were found again"
-                " by their files."
+                f"the index {self._index} {self._fault or 'was missing or empty:'} {found} objects"
+                " were found again by their files."
             )
+            self._fault = ""
 
     def _check_present(
         self, _connection: sqlite3.Connection, record: ConnectionPoolEntry, _proxy: object

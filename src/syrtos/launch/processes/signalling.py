@@ -44,14 +44,10 @@ def death_with_parent(ignores_stop: bool = False) -> Callable[[], None]:
 
 @contextmanager
 def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: signals that stop a run call ``answer`` with their number.
-
-    SIGUSR1 calls it with the number of SIGTERM.
-    """
+    """Context manager: signals that stop a run call ``answer`` with their number."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        # Slurm's `--signal=USR1@120` asks for the end of a job before its time limit.
-        answer(signal.SIGTERM if number == signal.SIGUSR1 else number)
+        answer(number)
 
     wanted = filter(is_wanted, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1))
     before = {number: signal.signal(number, on_signal) for number in wanted}
@@ -60,6 +56,12 @@ def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def stop_signal(number: int) -> int:
+    """Returns the signal that scripts get where a launcher has got the one of this number."""
+    # Slurm's `--signal=USR1@120` asks for the end of a job before its time limit.
+    return signal.SIGTERM if number == signal.SIGUSR1 else number
 
 
 def terminate() -> None:
