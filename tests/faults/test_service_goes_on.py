@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import subprocess
 import tarfile
 import urllib.request
 from collections.abc import Iterator
@@ -107,6 +108,23 @@ def test_processes_without_their_environment_end_with_their_job(
     assert jobs.final(sagemaker, "leaving")["TrainingJobStatus"] == "Completed"
     pid = int((tmp_path / "sleeper").read_text())
     jobs.wait_until(lambda: not _runs(pid), 20)
+
+
+def test_processes_without_their_environment_end_with_a_runner_that_is_killed(
+    service: Service, tmp_path: Path
+) -> None:
+    sagemaker = service.client("sagemaker")
+    (tmp_path / "sleeper.sh").write_text(
+        f"cd {tmp_path}; sleep 1000 & echo $! > new; mv new sleeper; wait"
+    )
+    asked = jobs.request("orphan", f"setsid env -i sh {tmp_path}/sleeper.sh & sleep 1000")
+    sagemaker.create_training_job(**asked, RetryStrategy={"MaximumRetryAttempts": 1})
+    jobs.wait_until((tmp_path / "sleeper").exists, 60)
+    pid = int((tmp_path / "sleeper").read_text())
+    subprocess.run(["pkill", "-9", "-f", "syrtos.jobs.runner.attempt orphan$"], check=True)
+    jobs.wait_until(lambda: not _runs(pid), 20)
+    sagemaker.stop_training_job(TrainingJobName="orphan")
+    assert jobs.final(sagemaker, "orphan")["TrainingJobStatus"] == "Stopped"
 
 
 def _runs(pid: int) -> bool:

@@ -119,7 +119,7 @@ class Queue(PollingThread):
         log = (home.job(name) / "runner.log").open("ab")
         with log:
             self._children[name] = subprocess.Popen(
-                [sys.executable, "-m", "syrtos.jobs.runner.attempt", name],
+                [sys.executable, "-m", "syrtos.jobs.runner.guard", name],
                 env={**settings.environment(), "SYRTOS_HOME": str(home.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

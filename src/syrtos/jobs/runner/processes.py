@@ -38,8 +38,8 @@ def of(mark: str) -> list[int]:
     return found
 
 
-def end(mark: str, patience: float = 5.0) -> None:
-    """Kills the processes with this mark until there are none.
+def end(mark: str = "", patience: float = 5.0) -> None:
+    """Kills the processes with this mark until there are none; without a mark, those below alone.
 
     In a process that adopts orphans all processes below it are killed. The shared memory that the
     processes have mapped is removed.
@@ -49,7 +49,7 @@ def end(mark: str, patience: float = 5.0) -> None:
     """
     deadline = time.monotonic() + patience
     # again and again: a process may start another before it is killed
-    while (left := {*of(mark), *_below()}) and time.monotonic() < deadline:
+    while (left := {*(of(mark) if mark else ()), *_below()}) and time.monotonic() < deadline:
         # first: once they are gone, nobody knows which segments they had
         leftovers.remove(path for pid in left for path in leftovers.mapped_segments(pid))
         for pid in left:
@@ -72,18 +72,20 @@ def _below() -> list[int]:
     ctypes.CDLL(None).prctl(_ADOPTS, ctypes.byref(adopts), 0, 0, 0)
     if not adopts.value:
         return []
-    parents = {pid: parent for pid in _all() if (parent := _parent(pid))}
+    facts = {pid: _life_and_parent(pid) for pid in _all()}
     found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+    while more := {pid for pid, (_, parent) in facts.items() if parent in found} - found:
         found |= more
-    return [*(found - {os.getpid()})]
+    return [pid for pid in found - {os.getpid()} if facts[pid][0]]
 
 
-def _parent(pid: int) -> int:
-    """Returns the id of a living process's parent; 0 if it has ended."""
+def _life_and_parent(pid: int) -> tuple[bool, int]:
+    """Returns whether a process lives, and its parent's id; 0 if it is gone."""
     try:
         # after the name, which may hold anything (proc(5))
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
-        return 0
-    return 0 if state in "ZX" else int(parent)
+        return False, 0
+    # one whose first thread has ended has the state of a zombie, and may have others: until all of
+    # them have ended, what is below it stays there
+    return fields[0] not in "ZX" or int(fields[17]) > 1, int(fields[1])
