@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import json
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,6 +13,7 @@ import regex
 
 from syrtos.errors import ConfigurationError
 from syrtos.observe.ledger import epochs_path
+from syrtos.report.ledger_lines import is_sound_point, sound_lines
 
 Pattern = regex.Pattern[str]
 Match = regex.Match[str]
@@ -137,11 +137,12 @@ def _number(text: str | None) -> float | None:
 
 
 def epochs(run_dir: Path) -> list[EpochFacts]:
-    """Returns the records that rank 0 has written about each epoch (`epochs_path`)."""
-    path = epochs_path(run_dir)
-    # the last line may be half written
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """Returns the records that rank 0 has written about each epoch (`epochs_path`).
+
+    Lines that a script has damaged are left out.
+    """
+    found: Iterator[Any] = sound_lines(epochs_path(run_dir), [], is_sound_point)
+    return list(found)
 
 
 _PACE = 10  # epochs that an estimate looks back at

@@ -77,9 +77,17 @@ def ledger(folder: Path, *lines: str) -> None:
 
 def test_epochs_are_of_rank_0(tmp_path: Path) -> None:
     assert metrics.epochs(tmp_path) == []
-    one: dict[str, Any] = {"epoch": 1, "epochs": 3, "steps_per_epoch": 10, "step": 10, "logs": {}}
+    one: dict[str, Any] = {
+        "time": 1.0,
+        "epoch": 1,
+        "epochs": 3,
+        "steps_per_epoch": 10,
+        "step": 10,
+        "logs": {},
+    }
     two = {**one, "epoch": 2, "step": 20}
-    ledger(tmp_path, json.dumps(one), json.dumps(two), json.dumps(two)[:-5])
+    odd = [json.dumps({**two, "epoch": "x"}), "{}}", "[1]", "[" * 99999 + "}", json.dumps(two)[:-5]]
+    ledger(tmp_path, json.dumps(one), json.dumps(two), *odd)
     assert metrics.epochs(tmp_path) == [one, two]
     wanted = {"TotalStepCountPerEpoch": 10, "CurrentStep": 20, "CurrentEpoch": 2, "MaxEpoch": 3}
     assert metrics.progress(metrics.epochs(tmp_path)) == wanted
