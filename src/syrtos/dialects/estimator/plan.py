@@ -31,8 +31,6 @@ class SplitPlan:
             was.
         left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``,
             where all of them would have cost too much; empty elsewhere.
-        known_variables: ids of variables of which no comparison is needed: of metrics, and of
-            Keras's own layers.
         compared_variables: ids of variables whose change was compared.
         scale: the norm of all gradients in the first comparison, and the size of each log: later
             ones may be near zero, where rounding is all that differs.
@@ -48,7 +46,6 @@ class SplitPlan:
     was_compared: bool = False
     compared_all_rows: bool = False
     left_out: str = ""
-    known_variables: set[int] = dataclasses.field(default_factory=set)
     compared_variables: set[int] = dataclasses.field(default_factory=set)
     scale: float = 0.0
     log_scales: list[float] = dataclasses.field(default_factory=list)
@@ -63,9 +60,7 @@ class SplitPlan:
 
     def has_shown(self, key: int) -> bool:
         """Returns what `knows_rule` does; right also during the comparison that makes the plan."""
-        return (
-            key in self.known_variables or key in self.compared_variables or key in self.variables
-        )
+        return key in self.compared_variables or key in self.variables
 
     def for_next_comparison(self) -> SplitPlan:
         """Returns an empty plan for a later comparison.
@@ -74,7 +69,6 @@ class SplitPlan:
         """
         return SplitPlan(
             is_decided=True,
-            known_variables=self.known_variables,
             scale=self.scale,
             log_scales=self.log_scales,
             compared_all_rows=self.compared_all_rows,

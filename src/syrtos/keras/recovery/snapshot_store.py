@@ -124,8 +124,7 @@ class SnapshotStore:
                 # All calls of `fit` that follow are trained again: they go on from this one.
                 self.found = 0
                 print(
-                    f"syrtos: the state of fit {number} is on no host any more: it is trained"
-                    " again",
+                    f"syrtos: the state of fit {number} is damaged or lost: it is trained again",
                     file=sys.stderr,
                 )
                 return None

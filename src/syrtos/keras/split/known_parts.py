@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from syrtos.keras import keras_internals
-from syrtos.keras.replica import state
 from syrtos.keras.split import keras_origin, mixed_rows
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import Model, Variable
+    from syrtos.keras.protocols import Model
 
 
 def fixed_batch(model: Model) -> str:
@@ -143,31 +142,6 @@ _METHODS = ("call", "compute_loss", "compute_metrics")
 def owner_of(kind: type, name: str) -> type:
     """Returns the class that a method comes from."""
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
-
-
-def copies_of_weights(model: Model) -> list[Variable]:
-    """Returns non-trainable variables with the shape of weights, such as moving averages of these."""
-    # An average that stays unchanged on the first batch proves nothing: it may be one of zeros.
-    shapes = {tuple(variable.shape) for variable in model.trainable_variables}
-    return [v for v in model.non_trainable_variables if len(v.shape) and tuple(v.shape) in shapes]
-
-
-def known_variables(model: Model) -> list[Variable]:
-    """Returns the variables for which a rule is known that combines the workers' values.
-
-    They are those of metrics, of Keras's own layers, those that have an aggregation, and copies of
-    weights.
-    """
-    layers = [layer for layer in keras_internals.layers_of(model) if is_known_layer(layer)]
-    found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
-    found += [variable for variable in state.of_model(model) if _has_aggregation(variable)]
-    return found + copies_of_weights(model)
-
-
-def _has_aggregation(variable: object) -> bool:
-    # A string in Keras 3, a member of an enumeration in TensorFlow.
-    found = getattr(variable, "aggregation", None)
-    return str(getattr(found, "name", found) or "none").lower() != "none"
 
 
 def is_known_layer(layer: object) -> bool:

@@ -19,8 +19,7 @@ from syrtos.keras.patching import Method, Patch
 from syrtos.keras.split import mixed_rows, shares
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import Optimizer
-    from syrtos.keras.split.tensors import Tensor
+    from syrtos.keras.protocols import Optimizer, Shape
 
 
 class _Seed(Protocol):
@@ -33,6 +32,20 @@ class _Seed(Protocol):
 
 
 OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
+
+
+class Tensor(Protocol):
+    """An array or tensor: of NumPy, TensorFlow, torch or JAX."""
+
+    @property
+    def dtype(self) -> object:
+        """The framework's own dtype."""
+        ...
+
+    @property
+    def shape(self) -> Shape:
+        """Its sizes; of a tensor of rows in a graph the first may be unknown."""
+        ...
 
 
 class _Gradient(Protocol):
