@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -259,17 +261,26 @@ class KeptRequest:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / REQUEST
+        self._path, self._place = run_dir / REQUEST, _place_of(run_dir)
         self._facts = document(self._path)
 
     def note(self, **facts: object) -> None:
         """Adds facts to the request, in the place of those with the same names.
 
         Raises:
-            OSError: the file can't be written, or could not be at the beginning.
+            OSError: the file can't be written, or its folder was removed, with what was recorded.
         """
+        if _place_of(self._path.parent) != self._place:
+            raise FileNotFoundError(errno.ENOENT, "the folder was removed", str(self._path.parent))
         self._facts = (self._facts or read_object(self._path)) | facts
         _write(self._path, self._facts)
+
+
+def _place_of(folder: Path) -> int:
+    """Returns a number by which a folder differs from another one of its name; 0 without one."""
+    with contextlib.suppress(OSError):
+        return folder.stat().st_ino
+    return 0
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> None:
