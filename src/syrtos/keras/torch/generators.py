@@ -44,11 +44,11 @@ class DrawingSteps:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Context manager of a training step."""
-        before = _state()
+        before = generator_state()
         if self._draws and self._after is not None and not torch.equal(before, self._after):
             self._kept[self.steps] = self._after
         yield
-        self.steps, self._after = self.steps + 1, _state()
+        self.steps, self._after = self.steps + 1, generator_state()
         self._draws = self._draws or not torch.equal(before, self._after)
 
     def skip(self) -> None:
@@ -56,7 +56,7 @@ class DrawingSteps:
         self.steps += 1
         if (found := self._to_come.get(self.steps)) is not None:
             self._kept[self.steps] = found
-            _set_state(found)
+            set_generator_state(found)
 
     def arrays(self) -> dict[str, Array]:
         """Returns what `begin` and `put_back` take.
@@ -86,20 +86,20 @@ class DrawingSteps:
             self.steps = int(arrays[_STEPS].view(np.int64)[0])
         if _NOW in arrays:
             self._draws, self._after = True, _tensor(arrays[_NOW])
-            _set_state(self._after)
+            set_generator_state(self._after)
 
 
 def _tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(array.view(np.uint8).copy())
 
 
-def _state() -> torch.Tensor:
+def generator_state() -> torch.Tensor:
     """Returns the state of torch's generators, of the processor and of the device in use."""
     mine = torch.get_rng_state()
     return torch.cat([mine, torch.cuda.get_rng_state()]) if torch.cuda.is_initialized() else mine
 
 
-def _set_state(state: torch.Tensor) -> None:
+def set_generator_state(state: torch.Tensor) -> None:
     count = len(torch.get_rng_state())
     torch.set_rng_state(state[:count])
     if len(state) > count and torch.cuda.is_available():

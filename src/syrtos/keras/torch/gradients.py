@@ -103,6 +103,20 @@ def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]
     return backward
 
 
+def without_inference_mode(original: Callable[..., object]) -> Callable[..., object]:
+    """Wraps `torch.inference_mode`: in a partitioned step it is `torch.no_grad`.
+
+    Torch makes no views of tensors with a class of their own in that mode.
+    """
+
+    def inference_mode(mode: object = True) -> object:
+        if mode is True and current_batch() is not None:
+            return torch.no_grad()
+        return original(mode)
+
+    return inference_mode
+
+
 def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
     """Wraps `torch.autograd.grad` likewise, where all inputs are parameters.
 

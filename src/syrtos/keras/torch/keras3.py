@@ -45,18 +45,18 @@ _Step = Callable[[list[object]], object]
 
 @dataclasses.dataclass
 class _StepRecord:
-    """The record of a function of a model: whether it takes this worker's share of a batch."""
+    """The record of a function of a model that takes this worker's share of a batch."""
 
-    takes_shares: bool = False
+    of_shares: TorchFunction | None = None
 
 
-def _takes_shares(function: object) -> bool:
-    """Returns whether a function takes shares, or is a script's wrapper (`functools.wraps`) of one."""
+def _function_of_shares(function: object) -> TorchFunction | None:
+    """Returns what a function of shares belongs to, or one that a script's wrapper wraps (`functools.wraps`)."""
     while function is not None:
-        if read_record(function, _StepRecord).takes_shares:
-            return True
+        if (found := read_record(function, _StepRecord).of_shares) is not None:
+            return found
         function = getattr(function, "__wrapped__", None)
-    return False
+    return None
 
 
 @functools.cache
@@ -94,6 +94,7 @@ def apply_all() -> None:
     gradients.reduce_all_optimizers()
     patching.replace(torch.autograd, "backward", gradients.reduced_after_backward)
     patching.replace(torch.autograd, "grad", gradients.reduced_grads)
+    patching.replace(torch, "inference_mode", gradients.without_inference_mode)
 
 
 # -- optimizers ------------------------------------------------------------------------------------------
@@ -168,10 +169,10 @@ def _making(name: str, make_step: Callable[[keras.Model, _Step], _Step]) -> Meth
             original(self, force)
             function = getattr(self, name)
             # Keras keeps the function of an earlier call, unless it is forced to make another.
-            if not _takes_shares(function):
-                of_shares = make_step(self, function)
-                record_of(of_shares, _StepRecord).takes_shares = True
-                setattr(self, name, of_shares)
+            if (known := _function_of_shares(function)) is not None:
+                known.ask_again()
+            else:
+                setattr(self, name, make_step(self, function))
             return getattr(self, name)
 
         return make_function
@@ -186,6 +187,7 @@ def _training(model: keras.Model, function: _Step) -> _Step:
         workers = registry.session_of_step(world.sharing(), training=True)
         return registry.around_step(model, workers, lambda: on_share(data))()
 
+    record_of(train, _StepRecord).of_shares = _function_of_shares(on_share)
     return train
 
 
@@ -249,6 +251,8 @@ def _on_shares(
             if together:
                 return of_first.compute_together(function, data[0])
             return on_local(data, session)
+
+    record_of(on_share, _StepRecord).of_shares = of_first
 
     def on_local(data: list[object], session: Session) -> object:
         own = registry.session_of_step(session, training)

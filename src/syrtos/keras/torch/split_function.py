@@ -76,6 +76,11 @@ class TorchFunction:
             return self._counts_rows
         return not _is_even(batch, 2 * self._session.world.size)
 
+    def ask_again(self) -> None:
+        """Looks at the step's parts again before its next call: hooks may have come."""
+        if self._is_split:
+            self._partitions = None
+
     def note_step(self, partitioned: bool) -> None:
         """Notes the next step: which gradients it accumulates. All workers call this together."""
         self.verifying.count_call()
@@ -156,7 +161,10 @@ _NO_ROWS = "its batches have no dense tensors with rows"
 def _draws_otherwise(layer: object) -> bool:
     """Returns whether a layer draws random numbers whose shape is not known to begin with the rows."""
     kind = type(layer)
-    draws = getattr(layer, "seed_generator", None) is not None
+    seeds = (
+        value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)
+    )
+    draws = any(True for _ in seeds)
     return draws and kind.__name__ not in _DRAWING and not kind.__module__.startswith(_RECURRENT)
 
 

@@ -1,4 +1,4 @@
-"""TensorExchange of a partitioned step with the other workers."""
+"""Exchanges of a partitioned step with the other workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TensorExchange(Protocol):
 
 
 class TensorExchanges:
-    """TensorExchange of tensors by a communicator; gradients travel in buckets."""
+    """Exchanges of tensors by a communicator; gradients travel in buckets."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

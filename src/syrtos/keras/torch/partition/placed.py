@@ -44,6 +44,7 @@ class PlacedTensor(torch.Tensor):
     view_of: Callable[[torch.Tensor], None] | None
     _gathered: torch.Tensor | None
     _writes_gathered: int
+    _source: _Source | None
 
     # The default implementation would make every result a tensor of this class.
     __torch_function__ = torch_internals.NO_TORCH_FUNCTION
@@ -68,7 +69,7 @@ class PlacedTensor(torch.Tensor):
             shape = (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
         self = torch_internals.wrapping_tensor(cls, shape, strides, local)
         self.local, self.placement, self.share = local, placement, share
-        self.view_of = self._gathered = None
+        self.view_of = self._gathered = self._source = None
         share.alive.append(weakref.ref(self))
         if placement is TERM and local.numel() <= _SMALL:
             share.pending.append(self)
@@ -110,7 +111,8 @@ class PlacedTensor(torch.Tensor):
     def known_whole(self) -> torch.Tensor | None:
         """The whole tensor if this worker has it already, else None."""
         if self.placement is WHOLE:
-            return self.local
+            is_old = self._source is not None and self._source.has_changed()
+            return None if is_old else self.local
         if self._gathered is None or self.share.writes_to(self.local) != self._writes_gathered:
             return None
         return self._gathered
@@ -128,14 +130,20 @@ class PlacedTensor(torch.Tensor):
         if self.placement is WHOLE:
             if whole is not self.local:
                 self.local.copy_(whole)
+            self.was_written()
             if self.view_of is not None:
                 self.view_of(self.local)
         elif isinstance(self.placement, RowPart):
             self.local.copy_(self.share.cut(whole, self.placement))
             self.was_written()
             self.keep_whole(whole)
-        else:
-            self.local, self.placement = whole.clone(), WHOLE
+        else:  # of a sum one worker has all, and the others nothing
+            if self.share.start == 0:
+                self.local.copy_(whole)
+            else:
+                self.local.zero_()
+            self.was_written()
+            self.keep_whole(whole)
 
     # -- what Python reads -------------------------------------------------------------------------
 
@@ -155,6 +163,18 @@ class PlacedTensor(torch.Tensor):
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.whole().__dlpack__(**kwargs)
+
+    def __format__(self, spec: str) -> str:
+        return self.whole().__format__(spec)
+
+    @property
+    def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            self.detach().copy_(value)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return repr(self.whole())
@@ -178,6 +198,8 @@ def _strides_of_whole(
 ) -> tuple[int, ...]:
     """Returns the strides of a whole tensor whose parts have these strides."""
     if dim == 0 and strides[0] == max(strides):
+        return tuple(strides)
+    if strides[dim] == 0:  # the same entries again
         return tuple(strides)
     mine, count = strides[dim], max(shape[dim], 1)
     return tuple(s // count * size if s > mine else s for s in strides)
@@ -211,6 +233,8 @@ def wholes(tensors: Sequence[PlacedTensor]) -> list[torch.Tensor]:
             tensor.keep_whole(whole)
     for tensor in missing.values():
         rows = tensor.placement
+        if tensor._source is not None:
+            tensor.local = tensor._source.again()
         if isinstance(rows, RowPart):
             local = tensor.local.movedim(rows.dim, 0)
             gathered = tensor.share.exchanges.gather(local).movedim(0, rows.dim)
@@ -243,10 +267,16 @@ def _pending_beside(sums: Sequence[PlacedTensor]) -> list[PlacedTensor]:
 
 def place(whole: torch.Tensor, share: BatchShare, like: Placement) -> torch.Tensor:
     """Returns a whole tensor cut to this worker's rows where it has some; else the tensor itself."""
+    if whole.layout is not torch.strided:
+        return whole
     dims = [like] if isinstance(like, RowPart) else []
     for rows in [*dims, RowPart(0, 1), RowPart(0, 2)]:
         if whole.ndim > rows.dim and whole.shape[rows.dim] == share.total * rows.each:
-            found = PlacedTensor(share.cut(whole, rows), rows, share)
+            part = share.cut(whole, rows)
+            # A cut part has gaps unless its rows are the outermost dimension of the memory: then the
+            # strides of the whole could not be told from its own.
+            is_dense = whole.stride(rows.dim) in (0, max(whole.stride()))
+            found = PlacedTensor(part if is_dense else part.clone(), rows, share)
             found.keep_whole(whole)
             return found
     return whole
@@ -256,7 +286,7 @@ def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
     """Computes an operation on whole tensors, as every other worker does."""
     flat, spec = torch_internals.tree_flatten((args, dict(kwargs)))
     placed = [leaf for leaf in flat if isinstance(leaf, PlacedTensor)]
-    share = placed[0].share
+    share = max((t.share for t in placed), key=lambda each: each.number)
     if share.whole is not None and any(
         isinstance(t.placement, RowPart) and t.known_whole is None for t in placed
     ):
@@ -306,8 +336,30 @@ def _views(made: Any, base: PlacedTensor, view: Callable[[torch.Tensor], Any]) -
         base.write(whole)
 
     found = PlacedTensor(made, WHOLE, base.share)
-    found.view_of = write_back
+    found.view_of, found._source = write_back, _Source(base, view)
     return found
+
+
+class _Source:
+    """The tensor that a view is of: what is written to it changes the view."""
+
+    def __init__(self, base: PlacedTensor, view: Callable[[torch.Tensor], Any]) -> None:
+        self._base, self._view = base, view
+        self._seen = self._writes()
+
+    def _writes(self) -> int:
+        return self._base.share.writes_to(self._base.local)
+
+    def has_changed(self) -> bool:
+        """Returns whether the tensor was written to since the view was made."""
+        outer = self._base._source
+        return self._writes() != self._seen or (outer is not None and outer.has_changed())
+
+    def again(self) -> torch.Tensor:
+        """Returns the view of what the tensor is now. All workers call this together."""
+        whole = self._base.whole()
+        self._seen = self._writes()
+        return self._view(whole)
 
 
 def _note(whole: dict[str, int], func: Any) -> None:

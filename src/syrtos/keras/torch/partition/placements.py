@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -40,10 +41,14 @@ Placement = RowPart | SumTerm | WholeTensor
 TERM, WHOLE = SumTerm(), WholeTensor()
 
 
+_NUMBERS = itertools.count()
+
+
 class BatchShare:
     """This worker's rows of a batch: ``start`` up to, without, ``start + count`` of ``total``.
 
     Attributes:
+        number: later batches have larger ones.
         counts: the rows of each worker; each has at least two.
         exchanges: with the other workers.
         alive: the tensors that were made in the step so far.
@@ -60,6 +65,7 @@ class BatchShare:
             exchanges: see above.
         """
         self.counts, self.exchanges = tuple(counts), exchanges
+        self.number = next(_NUMBERS)
         self.total, self.count = sum(counts), counts[rank]
         self.start = sum(counts[:rank])
         self.alive: list[weakref.ref[torch.Tensor]] = []

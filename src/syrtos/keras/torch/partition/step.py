@@ -126,9 +126,10 @@ class PartitionedBatch:
         del kept
         gc.collect()  # what only a cycle holds may be gone on some workers
         kept = _alive(share)
-        places = comm.allgather_object([place for place, _ in kept])
-        common = set(places[0]).intersection(*places[1:])
-        wholes([tensor for place, tensor in kept if place in common])
+        mine = {_describe(place, tensor): tensor for place, tensor in kept}
+        everyone = comm.allgather_object(list(mine))
+        common = set(everyone[0]).intersection(*everyone[1:])
+        wholes([tensor for name, tensor in mine.items() if name in common])
 
     # -- gradients ---------------------------------------------------------------------------------
 
@@ -143,11 +144,17 @@ class PartitionedBatch:
         before = [(p, p.grad) for p in parameters if p.grad is not None]
         for parameter, _ in before:
             parameter.grad = None
-        yield
-        self._reduce([(p, p.grad) for p in parameters if p.grad is not None])
-        for parameter, old in before:
-            with torch.no_grad():
-                parameter.grad = old if parameter.grad is None else old.add_(parameter.grad)
+        is_over = False
+        try:
+            yield
+            is_over = True
+        finally:
+            if is_over:
+                self._reduce([(p, p.grad) for p in parameters if p.grad is not None])
+            for parameter, old in before:
+                with torch.no_grad():
+                    added = parameter.grad if is_over else None
+                    parameter.grad = old if added is None else old.add_(added)
 
     def _reduce(self, given: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         placed = [(p, grad) for p, grad in given if isinstance(grad, PlacedTensor)]
@@ -174,6 +181,10 @@ class PartitionedBatch:
         named = sorted(found, key=lambda name: -found[name])
         more = len(named) - _NAMED
         return ", ".join(named[:_NAMED]) + f" and {more} more" * (more > 0)
+
+
+def _describe(place: int, tensor: PlacedTensor) -> str:
+    return f"{place} {tuple(tensor.shape)} {tensor.dtype} {tensor.placement}"
 
 
 def _alive(share: BatchShare) -> list[tuple[int, PlacedTensor]]:

@@ -21,7 +21,7 @@ from syrtos.keras.replica import state
 from syrtos.keras.split import comparison, noted_gradients
 from syrtos.keras.split.comparison import Row
 from syrtos.keras.split.verdicts import Verifying
-from syrtos.keras.torch import ops, torch_internals
+from syrtos.keras.torch import generators, ops, torch_internals
 from syrtos.keras.torch.partition.placed import PlacedTensor
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class _StateOfModel:
         """Computes a step, and restores what it has changed."""
         values = [tensor.detach().clone() for tensor in self._tensors]
         grads = [(p, p.grad) for p in self._model.parameters()]
-        generator = torch.get_rng_state()
+        generator, attributes = generators.generator_state(), _Attributes(self._model)
         found: list[tuple[str, torch.Tensor]] = []
 
         def note(optimizer: Any, given: Sequence[Any], variables: Sequence[NamedVariable]) -> None:
@@ -126,8 +126,28 @@ class _StateOfModel:
                 tensor.copy_(value)
             for parameter, grad in grads:
                 parameter.grad = grad
-        torch.set_rng_state(generator)
+        generators.set_generator_state(generator)
+        attributes.restore()
         return _Computed(outputs, noted, after)
+
+
+class _Attributes:
+    """The attributes of a model and its layers, and the lists and dictionaries among them."""
+
+    def __init__(self, model: keras.Model) -> None:
+        owners = {id(owner): owner for owner in [model, *torch_internals.layers_of(model)]}
+        self._kept = [(owner.__dict__, dict(owner.__dict__)) for owner in owners.values()]
+        held = [value for _, kept in self._kept for value in kept.values()]
+        self._lists = [(value, list(value)) for value in held if type(value) is list]
+        self._mappings = [(value, dict(value)) for value in held if type(value) is dict]
+
+    def restore(self) -> None:
+        """Puts them back."""
+        for mapping, kept in [*self._kept, *self._mappings]:
+            mapping.clear()
+            mapping.update(kept)
+        for value, kept in self._lists:
+            value[:] = kept
 
 
 def _variables_of(model: keras.Model) -> list[Any]:

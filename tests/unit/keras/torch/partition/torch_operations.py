@@ -70,6 +70,39 @@ def _in_place(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _sum_that_is_written(x: torch.Tensor) -> torch.Tensor:
+    mean, total = x.mean(0).detach(), x.detach().sum(0)
+    mean.detach().clamp_(min=0)
+    total[1:3].fill_(7.0)
+    view = total.view(2, 3)
+    total.abs_()
+    gram = (x.detach().T @ x.detach()) / len(x)
+    gram.view(-1)[:: len(gram) + 1] = 0
+    return mean * 2 + total + view.reshape(-1) + gram.square().sum()
+
+
+def _row_of_a_changed_tensor(x: torch.Tensor) -> torch.Tensor:
+    rows = x.detach().clone()
+    first, half, last = rows[0], rows.view(-1)[: rows.numel() // 2], rows[1:][-1]
+    rows.div_(rows.norm(dim=1, keepdim=True))
+    rows[0] = 9.0
+    return rows @ first + half.sum() + last.sum()
+
+
+def _data_that_is_replaced(x: torch.Tensor) -> torch.Tensor:
+    rows, total = x.detach().clone(), x.detach().sum(0)
+    rows.data = rows.data * 2
+    total.data = total.data.clamp(min=0)
+    return rows + total
+
+
+def _memory_in_another_order(x: torch.Tensor) -> torch.Tensor:
+    order = torch.cumsum(x.t().contiguous(), 1)
+    flat = torch.cumsum(x.reshape(-1, 3, 2).transpose(0, 1), 1).detach()
+    flat.reshape(-1).mul_(2)
+    return order.contiguous().t() + flat.sum()
+
+
 def _masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return x[mask].mean() if bool(mask.any()) else x.sum()
 
@@ -89,6 +122,11 @@ OPERATIONS: dict[str, Operation] = {
     "in_place": _whole(_in_place, N),
     "assigned": _whole(_assigned, N),
     "written_through_a_view": _whole(_written_through_a_view, N),
+    "sum_that_is_written": _whole(_sum_that_is_written, N),
+    "row_of_a_changed_tensor": _whole(_row_of_a_changed_tensor, N),
+    "data_that_is_replaced": _whole(_data_that_is_replaced, N),
+    "memory_in_another_order": _whole(_memory_in_another_order, N),
+    "formatted": _whole(lambda a: a * float(f"{a.detach().sum():.4f}"), N),
     "complex": _whole(lambda a: torch.fft.fft(a).abs(), N),
     # products
     "matmul": _of(lambda a, b: a @ b, N, (6, 4)),
@@ -175,7 +213,14 @@ OPERATIONS: dict[str, Operation] = {
     "cross_entropy": _of(lambda a, i: T.cross_entropy(a, i), N, ("n",), kinds="fi"),
     "cross_entropy_ignored": _of(lambda a, i: T.cross_entropy(a, i, ignore_index=0, reduction="sum"), N, ("n",), kinds="fi"),
     "cross_entropy_of_rows": _of(lambda a, i: T.cross_entropy(a, i, reduction="none"), N, ("n",), kinds="fi"),
+    "cross_entropy_of_steps": _of(
+        lambda a, i: T.cross_entropy(a.reshape(-1, 6), i.reshape(-1)), ("n", 3, 6), ("n", 3), kinds="fi"
+    ),
     "cross_entropy_weighted": _of(lambda a, i, w: T.cross_entropy(a, i, w.detach()), N, ("n",), (6,), kinds="fip"),
+    "order_statistic": _of(lambda a: a.t().kthvalue(2, dim=0).values, N),
+    "distances_of_many": _whole(
+        lambda a: torch.cdist(a.detach().repeat_interleave(9, 0), a.detach()[:, :4].repeat(9, 1) @ torch.ones(4, 6)), N
+    ),
     "distances": _whole(lambda a, b: torch.cdist(a, b), N, N),
     "in_batch": _whole(lambda a, b: T.cross_entropy(a @ b.T, torch.arange(len(a))), N, N),
 }  # fmt: skip

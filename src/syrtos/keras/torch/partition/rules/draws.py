@@ -47,3 +47,16 @@ def _empty_like(tensor: PlacedTensor) -> torch.Tensor:
     return torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
+
+
+@table.rule("native_dropout")
+def dropout(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Scales by what one process draws for the whole tensor."""
+    tensor, *rest = args
+    rows = tensor.placement
+    if not isinstance(rows, RowPart):
+        return NotImplemented
+    scales, mask = func(_empty_like(tensor).fill_(1), *rest, **kwargs)
+    share = tensor.share
+    made = PlacedTensor(tensor.local * share.cut(scales, rows), rows, share)
+    return made, place(mask, share, rows)

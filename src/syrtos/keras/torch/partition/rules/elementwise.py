@@ -39,8 +39,6 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     lead = args[0] if in_place else _lead(args)
     if not isinstance(lead, PlacedTensor) or not isinstance(lead.placement, RowPart):
         return NotImplemented
-    if in_place and lead.view_of is not None:
-        return NotImplemented
     given = aligned(args, lead)
     if given is None:
         return NotImplemented
@@ -86,7 +84,7 @@ def keep_part(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
             and tensor.dtype.is_floating_point
             and torch.finfo(dtype).bits >= torch.finfo(tensor.dtype).bits
         )
-        if narrows:
+        if narrows or any(isinstance(value, torch.Tensor) for value in rest):
             return NotImplemented
     elif not isinstance(tensor.placement, RowPart):
         return NotImplemented

@@ -44,7 +44,6 @@ _BY_ROW: dict[str, tuple[str, str]] = {
     "native_layer_norm_backward": ("rr-rrww", "rpp"),
     "_scaled_dot_product_flash_attention_for_cpu": ("rrr", "rr"),
     "_scaled_dot_product_flash_attention_for_cpu_backward": ("rrrrrr", "rrr"),
-    "_euclidean_dist": ("rr", "r"),
     "linalg_cross": ("rr", "r"),
 }
 # Those whose second dimension may be a size that one row alone has, without a first one of rows.
@@ -169,8 +168,10 @@ def loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     named = {name: value for name, value in kwargs.items() if name != "reduction"}
     if reduction == _NONE:
         return PlacedTensor(func(*given, _NONE, *rest, **named), lead.placement, share)
-    total = func(*given, _SUM, *rest, **named)
-    return PlacedTensor(total / lead.numel() if reduction == _MEAN else total, TERM, share)
+    made = func(*given, reduction, *rest, **named)
+    # A sum of 16-bit numbers may be too large where their mean is not.
+    mine = lead.local.numel() / lead.numel()
+    return PlacedTensor(made * mine if reduction == _MEAN else made, TERM, share)
 
 
 @table.rule(
@@ -206,6 +207,10 @@ def loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return PlacedTensor(func(mine, *given, how, *args[place + 1 :]), rows, share)
 
 
+def _has_rows_first(tensor: PlacedTensor) -> bool:
+    return isinstance(tensor.placement, RowPart) and tensor.placement.dim == 0
+
+
 def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
     lead = next(
         (t for t in values if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)),
@@ -231,14 +236,16 @@ def nll_loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     lead, given = _aligned([likelihoods, target])
     if (
         lead is None
-        or lead.placement != _FIRST
+        or not _has_rows_first(lead)
         or likelihoods.ndim < 2
         or isinstance(weight, PlacedTensor)
     ):
         return NotImplemented
+    if likelihoods.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
     if reduction == _NONE:
         made, total = func(*given, weight, _NONE, ignored)
-        return PlacedTensor(made, _FIRST, lead.share), total
+        return PlacedTensor(made, lead.placement, lead.share), total
     made, total = func(*given, weight, _SUM, ignored)
     made, total = lead.share.exchanges.sum([made, total])
     return (made / total if reduction == _MEAN else made), total
@@ -251,16 +258,18 @@ def nll_loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     lead, given = _aligned([likelihoods, target])
     if (
         lead is None
-        or lead.placement != _FIRST
+        or not _has_rows_first(lead)
         or likelihoods.ndim < 2
         or isinstance(weight, PlacedTensor)
     ):
         return NotImplemented
     total = total.whole() if isinstance(total, PlacedTensor) else total
+    rows = lead.placement
+    assert isinstance(rows, RowPart)
     if reduction == _NONE:
-        mine = part_of(grad, _FIRST, lead.share)
+        mine = part_of(grad, rows, lead.share)
         if mine is None:
             return NotImplemented
     else:
         mine = grad.whole() if isinstance(grad, PlacedTensor) else grad
-    return PlacedTensor(func(mine, *given, weight, reduction, ignored, total), _FIRST, lead.share)
+    return PlacedTensor(func(mine, *given, weight, reduction, ignored, total), rows, lead.share)

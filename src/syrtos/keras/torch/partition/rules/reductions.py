@@ -12,18 +12,16 @@ from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import TERM, RowPart
 from syrtos.keras.torch.partition.rules.elementwise import part_of
 
-# The place of an operation's argument that says along which dimensions, by the operation's name.
-_ALONG = {
-    "sum": 1, "mean": 1, "amax": 1, "amin": 1, "any": 1, "all": 1, "prod": 1, "logsumexp": 1, "var": 1, "std": 1, "var_mean": 1, "std_mean": 1,
-    "linalg_vector_norm": 2, "argmax": 1, "argmin": 1, "max": 1, "min": 1, "median": 1, "nanmedian": 1, "nansum": 1, "count_nonzero": 1, "norm": 2,
-    "aminmax": 1,
-}  # fmt: skip
+# Operations that remove the dimensions that they are along, unless they are told to keep them.
+_ALONG = (
+    "sum", "mean", "amax", "amin", "any", "all", "prod", "logsumexp", "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "argmax", "argmin", "max",
+    "min", "median", "nanmedian", "nansum", "count_nonzero", "norm", "aminmax", "kthvalue", "mode",
+)  # fmt: skip
 # Those that keep the dimension.
-_KEEPING = {
-    "_softmax": 1, "_log_softmax": 1, "cumsum": 1, "cumprod": 1, "logcumsumexp": 1, "cummax": 1, "cummin": 1, "flip": 1, "roll": 2, "sort": 1,
-    "topk": 2, "argsort": 1, "kthvalue": 2, "mode": 1, "glu": 1, "_softmax_backward_data": 2, "_log_softmax_backward_data": 2, "unfold": 1,
-}  # fmt: skip
-_LAST = {"sort", "topk", "argsort", "kthvalue", "mode", "glu"}
+_KEEPING = (
+    "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "flip", "roll", "sort", "topk", "argsort", "glu",
+    "_softmax_backward_data", "_log_softmax_backward_data", "unfold",
+)  # fmt: skip
 _KEEPDIM = "keepdim"
 
 
@@ -57,13 +55,17 @@ def reduce_dims(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     ):
         return NotImplemented
     name = func._schema.name.removeprefix("aten::")
-    if tensor.placement is TERM and name in ("sum", "mean") and tensor.dtype.is_floating_point:
+    is_rounded_once = tensor.dtype.is_floating_point and kwargs.get("dtype") is None
+    if tensor.placement is TERM and name in ("sum", "mean") and is_rounded_once:
         return PlacedTensor(func(tensor.local, *args[1:], **kwargs), TERM, tensor.share)
     rows = tensor.placement
     if not isinstance(rows, RowPart):
         return NotImplemented
     argument = _dim_argument(func)
-    along = _dims(_value(func, args, kwargs, argument) if argument else None, tensor.ndim)
+    named = _value(func, args, kwargs, argument) if argument else None
+    if name in ("any", "all") and named is not None and not isinstance(named, int) and not named:
+        return NotImplemented  # they are along no dimension then
+    along = _dims(named, tensor.ndim)
     if rows.dim in along:
         joined = _OVER_ROWS.get(name)
         return NotImplemented if joined is None else joined(func, tensor, along, args, kwargs)

@@ -294,7 +294,7 @@ def join(func: Any, args: _Args, kwargs: _Named) -> Any:
     )
 
 
-@table.rule("select_backward", "slice_backward", "unfold_backward", "diagonal_backward")
+@table.rule("select_backward", "slice_backward")
 def view_backward(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Puts a gradient into zeros of the shape that another dimension than the rows was taken of."""
     grad, sizes, dim = args[0], list(args[1]), args[2]
