@@ -55,11 +55,15 @@ def is_sound_line(line: Line) -> bool:
 
 
 def is_sound_point(line: Line) -> bool:
-    """Returns whether the fields of a point of a curve, or of an epoch, have their types."""
+    """Returns whether the fields of a point of a curve have their types, and its time is known."""
+    return "time" in line and is_sound_epoch(line)
+
+
+def is_sound_epoch(line: Line) -> bool:
+    """Returns whether the fields of an epoch have their types."""
     logs, rate = line.get("logs") or {}, line.get("learning_rate")
     return (
-        "time" in line
-        and _are_numbers(line, "time", "fit", "trained", "epoch", "step", "batch")
+        _are_numbers(line, "time", "fit", "trained", "epoch", "step", "batch")
         # what Keras does not know is null
         and all(line.get(name) is None or is_number(line[name]) for name in _LENGTHS)
         and isinstance(logs, dict)

@@ -29,6 +29,7 @@ from syrtos.observe.ledger import (
     usage_path,
 )
 from syrtos.report.ledger_lines import (
+    is_sound_epoch,
     is_sound_line,
     is_sound_point,
     is_sound_sample,
@@ -325,7 +326,7 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
         offset=offset if run_began else 0.0,
         seconds=seconds,
         outcome=outcome,
-        epochs=list(lines(epochs_path(folder), missing, is_sound_point)),
+        epochs=list(lines(epochs_path(folder), missing, is_sound_epoch)),
         curve=list(lines(curve_path(folder), missing, is_sound_point)),
         usage=_usage(folder, missing),
     )

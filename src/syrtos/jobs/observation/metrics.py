@@ -13,7 +13,7 @@ import regex
 
 from syrtos.errors import ConfigurationError
 from syrtos.observe.ledger import epochs_path
-from syrtos.report.ledger_lines import is_sound_point, sound_lines
+from syrtos.report.ledger_lines import is_sound_epoch, sound_lines
 
 Pattern = regex.Pattern[str]
 Match = regex.Match[str]
@@ -139,11 +139,9 @@ def _number(text: str | None) -> float | None:
 def epochs(run_dir: Path) -> list[EpochFacts]:
     """Returns the records that rank 0 has written about each epoch (`epochs_path`).
 
-    Lines that a script has damaged are left out; here nothing depends on their times.
+    Lines that a script has damaged are left out.
     """
-    found: Iterator[Any] = sound_lines(
-        epochs_path(run_dir), [], lambda line: is_sound_point({"time": 0.0, **line})
-    )
+    found: Iterator[Any] = sound_lines(epochs_path(run_dir), [], is_sound_epoch)
     return list(found)
 
 
