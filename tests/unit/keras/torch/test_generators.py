@@ -1,0 +1,74 @@
+"""A `fit` that goes on draws its data as it did, though its steps, which draw too, are left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from syrtos.errors import SnapshotError
+from syrtos.keras.torch import generators
+from syrtos.keras.torch.generators import DrawingSteps
+
+pytestmark = pytest.mark.needs("torch")
+STEPS = 9
+
+
+def made() -> DrawingSteps:
+    kind: Any = DrawingSteps
+    return kind(None)
+
+
+def data(step: int, each: int) -> list[float]:
+    """What the data of a step is drawn from torch's own generator: at the begin of each epoch, or for each step."""
+    return torch.rand(2).tolist() if step % each == 0 else []
+
+
+@pytest.mark.parametrize("each", [1, 3, 100])
+def test_data_and_steps_draw_as_in_an_undisturbed_run(each: int) -> None:
+    torch.manual_seed(7)
+    drawn, kept, steps = [], {}, made()
+    for number in range(STEPS):
+        drawn.append(data(number, each))
+        with steps.step():
+            torch.rand(3)
+        if number == 5:
+            kept = {name: np.array(value) for name, value in steps.arrays().items()}
+    last = torch.rand(1)
+    torch.manual_seed(7)
+    again, steps = [], made()
+    steps.begin(kept)
+    for number in range(STEPS):
+        again.append(data(number, each))
+        if number == 0 or number > 5:  # the first step is computed all the same
+            with steps.step():
+                torch.rand(3)
+        else:
+            steps.skip()
+        if number == 5:
+            steps.put_back(kept)
+    assert again == drawn
+    assert torch.equal(torch.rand(1), last)
+
+
+def test_steps_without_draws_keep_nothing() -> None:
+    steps = made()
+    for _ in range(3):
+        torch.rand(1)
+        with steps.step():
+            pass
+    assert list(steps.arrays()) == ["torch steps"]
+
+
+def test_too_many_states_are_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generators, "_MOST_STATES", 2)
+    steps = made()
+    for _ in range(5):
+        torch.rand(1)
+        with steps.step():
+            torch.rand(1)
+    with pytest.raises(SnapshotError, match=r"torch\.Generator"):
+        steps.arrays()
