@@ -141,10 +141,11 @@ def _rows(
     Variables that follow from the gradients (`_follows`) are left out.
     """
     trained = [state.name_of(variable) for variable in model.trainable_variables]
-    for index, (a, b) in enumerate(zip(one[2], together[2], strict=True)):
-        yield comparison.compare_values(
-            "gradient", trained[index] if index < len(trained) else f"gradient {index + 1}", a, b
-        )
+    titles = [
+        trained[index] if index < len(trained) else f"gradient {index + 1}"
+        for index in range(len(one[2]))
+    ]
+    yield from comparison.compare_gradients(titles, one[2], together[2])
     logs = jax.tree.leaves(one[0])
     names = comparison.names_of(one[0], logs)
     for key, a, b in zip(names, logs, jax.tree.leaves(together[0]), strict=True):

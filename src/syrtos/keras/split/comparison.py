@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _ROUNDING = {8: 1e-4, 4: 1e-4, 2: 5e-2}
 # A difference of a variable that counts as none, relative to its value in float32.
 _OF_VALUE = 5e-7
+# A difference of a gradient that counts as none, relative to all of them.
+_NEAR_ZERO = 1e-6
 # How many times larger a value is that stands for none, as `best = 1e9`, than those that come.
 _STAND_IN = 1e6
 
@@ -53,6 +55,21 @@ def bound_of(precision: int) -> float:
     ``precision``: the bytes of the least precise dtype that the model computes with.
     """
     return _ROUNDING[precision]
+
+
+def compare_gradients(
+    names: Sequence[str], one: Sequence[Array], other: Sequence[Array]
+) -> list[Row]:
+    """Returns the rows of `syrtos verify`'s table for gradients.
+
+    Of a gradient near zero, such as that of a bias before a BatchNormalization, only rounding is left.
+    """
+    squares = [float(np.square(np.asarray(each, np.float64)).sum()) for each in one]
+    allowed = max(1e-7, _NEAR_ZERO * float(np.sqrt(sum(squares))))
+    return [
+        Row("gradient", name, size_of(a), size_of(b), distance(a, b, allowed))
+        for name, a, b in zip(names, one, other, strict=True)
+    ]
 
 
 def compare_values(

@@ -27,3 +27,12 @@ def test_changes_of_values_that_stand_for_none(
     assert (
         comparison.distance_of_changes(*map(np.asarray, (before, one, other))) < 1e-4
     ) == are_equal
+
+
+def test_a_gradient_near_zero_has_no_difference_but_for_rounding() -> None:
+    """As that of a bias before a BatchNormalization."""
+    kernel, bias = np.full(100, 0.5), np.full(4, 1e-8)
+    rows = comparison.compare_gradients(["kernel", "bias"], [kernel, bias], [kernel, -bias])
+    assert [row.difference < 1e-4 for row in rows] == [True, True]
+    rows = comparison.compare_gradients(["kernel", "bias"], [kernel, bias], [kernel, bias + 1e-3])
+    assert [row.difference < 1e-4 for row in rows] == [True, False]

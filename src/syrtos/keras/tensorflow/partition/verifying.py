@@ -158,8 +158,8 @@ def _rows(
     one: _Outcome,
     together: _Outcome,
 ) -> Iterator[Row]:
-    for title, a, b in zip(noted.names, one.gradients, together.gradients, strict=True):
-        yield comparison.compare_values("gradient", title, a.numpy(), b.numpy())
+    given = [[gradient.numpy() for gradient in each.gradients] for each in (one, together)]
+    yield from comparison.compare_gradients(noted.names, *given)
     pairs = zip(_numbers(one.outputs), _numbers(together.outputs), strict=True)
     kind = "output" if name == "predict_step" else "log"
     names = comparison.names_of(one.outputs, _numbers(one.outputs))

@@ -181,8 +181,8 @@ def _compare(
 def _rows(
     names: Sequence[str], step: str, before: Sequence[Array], one: _Computed, together: _Computed
 ) -> Iterator[Row]:
-    for (title, a), (_, b) in zip(one.gradients, together.gradients, strict=True):
-        yield comparison.compare_values("gradient", title, a, b)
+    given = [[gradient for _, gradient in each.gradients] for each in (one, together)]
+    yield from comparison.compare_gradients([title for title, _ in one.gradients], *given)
     numbers = [_numbers(each.outputs) for each in (one, together)]
     kind = "output" if step == "predict_step" else "log"
     titles = comparison.names_of(one.outputs, numbers[0])
