@@ -185,8 +185,8 @@ def layers_of(model: Model) -> list[Layer]:
     return list(model._flatten_layers())
 
 
-def compiled_parts(model: object) -> list[object]:
-    """Returns the objects that a script has given `compile` as losses and metrics.
+def given_to_compile(model: object) -> list[object]:
+    """Returns what a script has given `compile` as losses and metrics: names, functions, objects.
 
     They stand in `_compile_loss` and `_compile_metrics` of Keras 3, which a model lists once it has
     used them.
@@ -203,9 +203,18 @@ def compiled_parts(model: object) -> list[object]:
             waiting += part.values()
         elif isinstance(part, list | tuple):
             waiting += part
-        elif hasattr(part, "reduction") or hasattr(part, "update_state"):
+        elif part is not None:
             found.append(part)
     return found
+
+
+def compiled_parts(model: object) -> list[object]:
+    """Returns the objects among what a script has given `compile` as losses and metrics."""
+    return [
+        part
+        for part in given_to_compile(model)
+        if hasattr(part, "reduction") or hasattr(part, "update_state")
+    ]
 
 
 def momentums_of(optimizer: object) -> list[Variable]:

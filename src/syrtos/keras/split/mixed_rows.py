@@ -82,8 +82,6 @@ def loss_is_row_by_row(loss: object) -> bool:
 
 def is_known(part: object) -> bool:
     """Returns whether a loss or a metric, as `compile` takes it, is Keras's own and row by row."""
-    if part is None:
-        return True
     if isinstance(part, str):
         return part.lower() not in _MIXING
     if hasattr(part, "update_state"):

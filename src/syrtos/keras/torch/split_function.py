@@ -9,6 +9,7 @@ import keras
 import torch
 
 from syrtos.comm.world import Session
+from syrtos.keras import keras_internals
 from syrtos.keras.features import registry
 from syrtos.keras.replica import accumulation
 from syrtos.keras.split import known_parts, mixed_rows, verdicts
@@ -148,7 +149,7 @@ class TorchFunction:
         if self._name != "predict_step":
             yield from (
                 part
-                for part in torch_internals.losses_and_metrics_of(self.model)
+                for part in keras_internals.given_to_compile(self.model)
                 if not mixed_rows.is_known(part)
             )
 

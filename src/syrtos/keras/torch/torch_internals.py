@@ -102,26 +102,14 @@ def named_buffers(model: keras.Model) -> list[tuple[str, torch.Tensor]]:
     found = {id(buffer): (name, buffer) for name, buffer in model.named_buffers()}
     # The method does not find those of layers that a list holds: Keras tracks these, and torch does
     # not.
-    for layer in _layers_of(model):
+    for layer in layers_of(model):
         named = ((f"{layer.name}.{name}", buffer) for name, buffer in layer.named_buffers())
         found = {id(buffer): (name, buffer) for name, buffer in named} | found
     return list(found.values())
 
 
-def losses_and_metrics_of(model: keras.Model) -> list[object]:
-    """Returns what a script has given `compile` as losses and metrics: names, functions, objects."""
-    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
-    names = ("_user_metrics", "_user_weighted_metrics")
-    given = [getattr(loss, "_user_loss", None), *(getattr(metrics, name, None) for name in names)]
-    return keras.tree.flatten(given)
-
-
 def layers_of(model: keras.Model) -> list[keras.Layer]:
     """Returns the layers of a model, and those inside of them."""
-    return _layers_of(model)
-
-
-def _layers_of(model: keras.Model) -> list[keras.Layer]:
     # On torch each of Keras's layers is a module.
     return cast("list[keras.Layer]", keras_internals.layers_of(model))
 
@@ -129,7 +117,7 @@ def _layers_of(model: keras.Model) -> list[keras.Layer]:
 def _modules_of(model: keras.Model) -> list[torch.nn.Module]:
     """Returns a model's modules, those of layers in lists too, each once."""
     found: list[torch.nn.Module] = [
-        module for part in [model, *_layers_of(model)] for module in part.modules()
+        module for part in [model, *layers_of(model)] for module in part.modules()
     ]
     return list({id(module): module for module in found}.values())
 

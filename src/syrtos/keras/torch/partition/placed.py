@@ -77,7 +77,7 @@ class PlacedTensor(torch.Tensor):
 
     @classmethod
     def derived(
-        cls, made: torch.Tensor, rows: Placement, of: PlacedTensor, func: Any, *args: Any
+        cls, made: torch.Tensor, rows: Placement, of: PlacedTensor, func: Any
     ) -> PlacedTensor:
         """Returns a tensor that ``func`` has made of this worker's part of another one.
 
@@ -85,7 +85,7 @@ class PlacedTensor(torch.Tensor):
         """
         found = PlacedTensor(made, rows, of.share)
         if of.numel() <= _SMALL and (known := of.known_whole) is not None:
-            found.keep_whole(func(known, *args))
+            found.keep_whole(func(known))
         return found
 
     @classmethod
@@ -133,17 +133,15 @@ class PlacedTensor(torch.Tensor):
             self.was_written()
             if self.view_of is not None:
                 self.view_of(self.local)
-        elif isinstance(self.placement, RowPart):
+            return
+        if isinstance(self.placement, RowPart):
             self.local.copy_(self.share.cut(whole, self.placement))
-            self.was_written()
-            self.keep_whole(whole)
-        else:  # of a sum one worker has all, and the others nothing
-            if self.share.start == 0:
-                self.local.copy_(whole)
-            else:
-                self.local.zero_()
-            self.was_written()
-            self.keep_whole(whole)
+        elif self.share.start == 0:  # of a sum one worker has all, and the others nothing
+            self.local.copy_(whole)
+        else:
+            self.local.zero_()
+        self.was_written()
+        self.keep_whole(whole)
 
     # -- what Python reads -------------------------------------------------------------------------
 

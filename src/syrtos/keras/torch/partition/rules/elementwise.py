@@ -206,3 +206,11 @@ def part_of(value: torch.Tensor, rows: RowPart, share: BatchShare) -> torch.Tens
         value = value.whole()
     has_rows = value.ndim > rows.dim and value.shape[rows.dim] == share.total * rows.each
     return share.cut(value, rows) if has_rows else None
+
+
+def first_with_rows(values: Sequence[Any]) -> PlacedTensor | None:
+    """Returns the first tensor of which workers have rows, or None."""
+    return next(
+        (t for t in values if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)),
+        None,
+    )

@@ -14,7 +14,7 @@ import torch
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import TERM, BatchShare, RowPart
-from syrtos.keras.torch.partition.rules.elementwise import part_of
+from syrtos.keras.torch.partition.rules.elementwise import first_with_rows, part_of
 
 # The kinds of tensors among an operation's arguments, in order, and of its results.
 _BY_ROW: dict[str, tuple[str, str]] = {
@@ -63,9 +63,7 @@ def by_row(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Computes this worker's rows."""
     name = func._schema.name.removeprefix("aten::")
     takes, gives = _BY_ROW[name]
-    lead = next(
-        (t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)), None
-    )
+    lead = first_with_rows(args)
     if lead is None or any(isinstance(v, torch.Tensor) for v in kwargs.values()):
         return NotImplemented
     rows, share = lead.placement, lead.share
@@ -143,79 +141,68 @@ def group_norm_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 _NONE, _MEAN, _SUM = 0, 1, 2  # ATen's numbers of reductions
 
 
-@table.rule(
-    "mse_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "smooth_l1_loss",
-    "huber_loss",
-    "soft_margin_loss",
-)
+_LOSSES = ("mse_loss", "binary_cross_entropy", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
+
+
+@table.rule(*_LOSSES, "binary_cross_entropy_with_logits")
 def loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Adds up a loss over elements; a mean divides by the elements of the whole batch."""
-    names = [parameter.name for parameter in func._schema.arguments]
-    place = names.index("reduction")
-    reduction = args[place] if place < len(args) else kwargs.get("reduction", _MEAN)
-    lead, given = _aligned(args[:place])
+    place, reduction = _reduction(func, args, kwargs)
+    lead, given = _aligned_elements(args[:place], place)
     if lead is None or kwargs.keys() - {"reduction", "beta", "delta"}:
         return NotImplemented
-    # A weight may have another shape than the batch: then the mean is of the broadcast one.
-    if any(t.shape != lead.local.shape for t in given if isinstance(t, torch.Tensor)):
-        return NotImplemented
-    given += [None] * (place - len(given))  # weights that are left out
-    rest = args[place + 1 :]
-    share = lead.share
     named = {name: value for name, value in kwargs.items() if name != "reduction"}
+    made = func(*given, reduction, *args[place + 1 :], **named)
     if reduction == _NONE:
-        return PlacedTensor(func(*given, _NONE, *rest, **named), lead.placement, share)
-    made = func(*given, reduction, *rest, **named)
+        return PlacedTensor(made, lead.placement, lead.share)
     # A sum of 16-bit numbers may be too large where their mean is not.
     mine = lead.local.numel() / lead.numel()
-    return PlacedTensor(made * mine if reduction == _MEAN else made, TERM, share)
+    return PlacedTensor(made * mine if reduction == _MEAN else made, TERM, lead.share)
 
 
-@table.rule(
-    "mse_loss_backward",
-    "binary_cross_entropy_backward",
-    "smooth_l1_loss_backward",
-    "huber_loss_backward",
-    "soft_margin_loss_backward",
-)
+@table.rule(*(f"{name}_backward" for name in _LOSSES))
 def loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The gradient of `loss`."""
-    names = [parameter.name for parameter in func._schema.arguments]
-    place = names.index("reduction")
-    reduction = args[place] if place < len(args) else kwargs.get("reduction", _MEAN)
+    place, reduction = _reduction(func, args, kwargs)
     grad, *others = args[:place]
-    lead, given = _aligned(others)
+    lead, given = _aligned_elements(others, place - 1)
     if lead is None or kwargs.keys() - {"reduction"}:
         return NotImplemented
-    given += [None] * (place - 1 - len(given))  # weights that are left out
-    if any(t.shape != lead.local.shape for t in given if isinstance(t, torch.Tensor)):
+    mine = _gradient_of_loss(grad, reduction, lead)
+    if mine is None:
         return NotImplemented
-    rows, share = lead.placement, lead.share
-    assert isinstance(rows, RowPart)
-    if reduction == _NONE:
-        mine = part_of(grad, rows, share)
-        if mine is None:
-            return NotImplemented
-    else:
-        mine = grad.whole() if isinstance(grad, PlacedTensor) else grad
-        if reduction == _MEAN:
-            mine = mine / lead.numel()
+    if reduction == _MEAN:
+        mine = mine / lead.numel()
     how = _NONE if reduction == _NONE else _SUM
-    return PlacedTensor(func(mine, *given, how, *args[place + 1 :]), rows, share)
+    return PlacedTensor(func(mine, *given, how, *args[place + 1 :]), lead.placement, lead.share)
 
 
-def _has_rows_first(tensor: PlacedTensor) -> bool:
-    return isinstance(tensor.placement, RowPart) and tensor.placement.dim == 0
+def _reduction(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the place of the reduction among an operation's arguments, and ATen's number of it."""
+    place = [parameter.name for parameter in func._schema.arguments].index("reduction")
+    return place, args[place] if place < len(args) else kwargs.get("reduction", _MEAN)
+
+
+def _gradient_of_loss(grad: torch.Tensor, reduction: int, lead: PlacedTensor) -> Any:
+    """Returns the gradient of this worker's losses, or of the reduced one; None where it has not its rows."""
+    if reduction == _NONE:
+        assert isinstance(lead.placement, RowPart)
+        return part_of(grad, lead.placement, lead.share)
+    return grad.whole() if isinstance(grad, PlacedTensor) else grad
+
+
+def _aligned_elements(values: Sequence[Any], count: int) -> tuple[PlacedTensor | None, list[Any]]:
+    """Returns what `_aligned` does of tensors of one shape, with None for ``count`` that are left out."""
+    lead, given = _aligned(values)
+    # A weight may have another shape than the batch: then the mean is of the broadcast one.
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    if lead is None or any(tensor.shape != lead.local.shape for tensor in tensors):
+        return None, []
+    return lead, given + [None] * (count - len(given))
 
 
 def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
-    lead = next(
-        (t for t in values if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)),
-        None,
-    )
+    lead = first_with_rows(values)
     if lead is None:
         return None, []
     rows = lead.placement
@@ -229,24 +216,29 @@ def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
     return lead, given
 
 
+def _aligned_classes(
+    likelihoods: torch.Tensor, target: torch.Tensor, weight: object
+) -> tuple[PlacedTensor | None, list[Any]]:
+    """Returns what `_aligned` does, where the rows come first and the weights of classes are whole."""
+    lead, given = _aligned([likelihoods, target])
+    is_known = likelihoods.ndim > 1 and not isinstance(weight, PlacedTensor)
+    rows = None if lead is None else lead.placement
+    if not is_known or not isinstance(rows, RowPart) or rows.dim != 0:
+        return None, []
+    return lead, given
+
+
 @table.rule("nll_loss_forward", "nll_loss2d_forward")
 def nll_loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Takes the likelihoods of classes; a mean divides by the weights of the whole batch."""
     likelihoods, target, weight, reduction, ignored = args
-    lead, given = _aligned([likelihoods, target])
-    if (
-        lead is None
-        or not _has_rows_first(lead)
-        or likelihoods.ndim < 2
-        or isinstance(weight, PlacedTensor)
-    ):
+    lead, given = _aligned_classes(likelihoods, target, weight)
+    if lead is None or likelihoods.dtype not in (torch.float32, torch.float64):
         return NotImplemented
-    if likelihoods.dtype not in (torch.float32, torch.float64):
-        return NotImplemented
+    how = _NONE if reduction == _NONE else _SUM
+    made, total = func(*given, weight, how, ignored)
     if reduction == _NONE:
-        made, total = func(*given, weight, _NONE, ignored)
         return PlacedTensor(made, lead.placement, lead.share), total
-    made, total = func(*given, weight, _SUM, ignored)
     made, total = lead.share.exchanges.sum([made, total])
     return (made / total if reduction == _MEAN else made), total
 
@@ -255,21 +247,10 @@ def nll_loss(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 def nll_loss_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The gradient of `nll_loss`."""
     grad, likelihoods, target, weight, reduction, ignored, total = args
-    lead, given = _aligned([likelihoods, target])
-    if (
-        lead is None
-        or not _has_rows_first(lead)
-        or likelihoods.ndim < 2
-        or isinstance(weight, PlacedTensor)
-    ):
+    lead, given = _aligned_classes(likelihoods, target, weight)
+    mine = None if lead is None else _gradient_of_loss(grad, reduction, lead)
+    if lead is None or mine is None:
         return NotImplemented
     total = total.whole() if isinstance(total, PlacedTensor) else total
-    rows = lead.placement
-    assert isinstance(rows, RowPart)
-    if reduction == _NONE:
-        mine = part_of(grad, rows, lead.share)
-        if mine is None:
-            return NotImplemented
-    else:
-        mine = grad.whole() if isinstance(grad, PlacedTensor) else grad
-    return PlacedTensor(func(mine, *given, weight, reduction, ignored, total), rows, lead.share)
+    made = func(mine, *given, weight, reduction, ignored, total)
+    return PlacedTensor(made, lead.placement, lead.share)

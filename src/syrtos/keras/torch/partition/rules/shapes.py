@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import TERM, RowPart
-from syrtos.keras.torch.partition.rules.elementwise import aligned
+from syrtos.keras.torch.partition.placements import TERM, Placement, RowPart
+from syrtos.keras.torch.partition.rules.elementwise import aligned, first_with_rows
 
 _Args = tuple[Any, ...]
 _Named = Mapping[str, Any]
 
 
-def _with_rows_at(func: Any, args: _Args, kwargs: _Named, dim: int, each: int | None = None) -> Any:
-    """Computes on this worker's part; the rows are in the dimension ``dim`` then."""
-    tensor = args[0]
-    made = func(tensor.local, *args[1:], **kwargs)
-    rows = RowPart(dim, each or tensor.placement.each)
-    if isinstance(made, tuple | list):
-        return type(made)(PlacedTensor(one, rows, tensor.share) for one in made)
-    return PlacedTensor.derived(made, rows, tensor, lambda t: func(t, *args[1:], **kwargs))
+# Takes an operation's tensor, this worker's rows of it, the other arguments and those by name.
+_RowsOf = Callable[[PlacedTensor, RowPart, _Args, _Named], int | None]
 
 
-def _of_sum(func: Any, args: _Args, kwargs: _Named) -> Any:
-    """Computes on this worker's term of a sum, which stays one."""
-    tensor = args[0]
-    made = func(tensor.local, *args[1:], **kwargs)
-    if isinstance(made, tuple | list):
-        return type(made)(PlacedTensor(one, TERM, tensor.share) for one in made)
-    return PlacedTensor.derived(made, TERM, tensor, lambda t: func(t, *args[1:], **kwargs))
+def _moving_rows(keeps_sums: bool) -> Callable[[_RowsOf], table.Rule]:
+    """Decorator: makes a rule of a function that returns in which dimension the rows are afterwards.
+
+    The function returns None where the rows do not stay together. Each worker computes its part.
+
+    Args:
+        keeps_sums: whether the operation of a sum is the sum of the operation.
+    """
+
+    def decorate(rows_of: _RowsOf) -> table.Rule:
+        @functools.wraps(rows_of)
+        def rule(func: Any, args: _Args, kwargs: _Named) -> Any:
+            tensor, *rest = args
+            placement: Placement = tensor.placement
+            if isinstance(placement, RowPart):
+                dim = rows_of(tensor, placement, tuple(rest), kwargs)
+                if dim is None:
+                    return NotImplemented
+                placement = RowPart(dim, placement.each)
+            elif placement is not TERM or not keeps_sums:
+                return NotImplemented
+            made = func(tensor.local, *rest, **kwargs)
+            if isinstance(made, tuple | list):
+                return type(made)(PlacedTensor(one, placement, tensor.share) for one in made)
+            return PlacedTensor.derived(made, placement, tensor, lambda t: func(t, *rest, **kwargs))
+
+        return rule
+
+    return decorate
 
 
 @table.rule("view", "_unsafe_view", "reshape", "_reshape_alias")
@@ -80,41 +95,27 @@ def _rows_of_view(
 
 
 @table.rule("permute")
-def permute(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=True)
+def permute(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Permutes dimensions."""
-    tensor, dims = args[0], args[1]
-    if tensor.placement is TERM:
-        return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, RowPart):
-        return NotImplemented
-    return _with_rows_at(
-        func, args, kwargs, [d % tensor.ndim for d in dims].index(tensor.placement.dim)
-    )
+    return [d % tensor.ndim for d in args[0]].index(rows.dim)
 
 
 @table.rule("transpose.int", "t")
-def transpose(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=True)
+def transpose(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Swaps two dimensions."""
-    tensor = args[0]
-    if tensor.placement is TERM:
-        return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, RowPart) or tensor.ndim < 2:
-        return NotImplemented
-    one, other = (d % tensor.ndim for d in args[1:3]) if len(args) > 2 else (0, 1)
-    dim = tensor.placement.dim
-    return _with_rows_at(func, args, kwargs, other if dim == one else one if dim == other else dim)
+    if tensor.ndim < 2:
+        return None
+    one, other = (d % tensor.ndim for d in args) if args else (0, 1)
+    return {one: other, other: one}.get(rows.dim, rows.dim)
 
 
 @table.rule("unsqueeze")
-def unsqueeze(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=True)
+def unsqueeze(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Adds a dimension."""
-    tensor = args[0]
-    if tensor.placement is TERM:
-        return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, RowPart):
-        return NotImplemented
-    dim = tensor.placement.dim
-    return _with_rows_at(func, args, kwargs, dim + (args[1] % (tensor.ndim + 1) <= dim))
+    return rows.dim + (args[0] % (tensor.ndim + 1) <= rows.dim)
 
 
 @table.rule("squeeze")
@@ -122,7 +123,8 @@ def squeeze(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Removes dimensions of size 1, of which the whole tensor's shape says which they are."""
     tensor = args[0]
     if tensor.placement is TERM:
-        return _of_sum(func, args, kwargs)
+        made = func(tensor.local, *args[1:], **kwargs)
+        return PlacedTensor.derived(made, TERM, tensor, lambda t: func(t, *args[1:], **kwargs))
     if not isinstance(tensor.placement, RowPart):
         return NotImplemented
     named = args[1] if len(args) > 1 else list(range(tensor.ndim))
@@ -148,23 +150,13 @@ def expand(func: Any, args: _Args, kwargs: _Named) -> Any:
 
 
 @table.rule("slice.Tensor")
-def slice_(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=True)
+def slice_(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Slices another dimension than the rows, or takes all of these."""
-    tensor, dim, start, stop, step = _filled(args, (None, 0, None, None, 1))
-    if tensor.placement is TERM:
-        return _of_sum(func, args, kwargs)
-    rows = tensor.placement
-    if not isinstance(rows, RowPart):
-        return NotImplemented
+    dim, start, stop, step = _filled(args, (0, None, None, 1))
     size = tensor.shape[rows.dim]
-    if dim % tensor.ndim == rows.dim:
-        is_all = (start or 0) in (0, -size) and (stop is None or stop >= size) and step == 1
-        return (
-            PlacedTensor(torch.ops.aten.alias(tensor.local), rows, tensor.share)
-            if is_all
-            else NotImplemented
-        )
-    return _with_rows_at(func, args, kwargs, rows.dim)
+    takes_all = (start or 0) in (0, -size) and (stop is None or stop >= size) and step == 1
+    return rows.dim if takes_all or dim % tensor.ndim != rows.dim else None
 
 
 def _filled(args: _Args, defaults: Sequence[Any]) -> list[Any]:
@@ -172,105 +164,76 @@ def _filled(args: _Args, defaults: Sequence[Any]) -> list[Any]:
 
 
 @table.rule("select.int")
-def select(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=True)
+def select(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Takes one entry of another dimension than the rows."""
-    tensor, dim = args[0], args[1]
-    if tensor.placement is TERM:
-        return _of_sum(func, args, kwargs)
-    rows = tensor.placement
-    if not isinstance(rows, RowPart) or dim % tensor.ndim == rows.dim:
-        return NotImplemented
-    return _with_rows_at(func, args, kwargs, rows.dim - (dim % tensor.ndim < rows.dim))
+    dim = args[0] % tensor.ndim
+    return None if dim == rows.dim else rows.dim - (dim < rows.dim)
 
 
 @table.rule(
-    "split.Tensor",
-    "split_with_sizes",
-    "chunk",
-    "unsafe_split.Tensor",
-    "unsafe_split_with_sizes",
-    "unsafe_chunk",
-)
-def split(func: Any, args: _Args, kwargs: _Named) -> Any:
+    "split.Tensor", "split_with_sizes", "chunk", "unsafe_split.Tensor", "unsafe_split_with_sizes", "unsafe_chunk",
+)  # fmt: skip
+@_moving_rows(keeps_sums=True)
+def split(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Splits another dimension than the rows."""
-    tensor = args[0]
-    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % tensor.ndim
-    if tensor.placement is TERM:
-        return _of_sum(func, args, kwargs)
-    if not isinstance(tensor.placement, RowPart) or dim == tensor.placement.dim:
-        return NotImplemented
-    return _with_rows_at(func, args, kwargs, tensor.placement.dim)
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    return None if dim % tensor.ndim == rows.dim else rows.dim
 
 
 @table.rule("unbind.int")
-def unbind(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=False)
+def unbind(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Takes the entries of another dimension than the rows."""
-    tensor = args[0]
-    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % tensor.ndim
-    rows = tensor.placement
-    if not isinstance(rows, RowPart) or dim == rows.dim:
-        return NotImplemented
-    return _with_rows_at(func, args, kwargs, rows.dim - (dim < rows.dim))
+    dim = (args[0] if args else kwargs.get("dim", 0)) % tensor.ndim
+    return None if dim == rows.dim else rows.dim - (dim < rows.dim)
 
 
 @table.rule("repeat")
-def repeat(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=False)
+def repeat(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Repeats along other dimensions than the rows."""
-    tensor, times = args[0], args[1]
-    rows = tensor.placement
-    if not isinstance(rows, RowPart):
-        return NotImplemented
+    times = args[0]
     dim = len(times) - tensor.ndim + rows.dim
-    return _with_rows_at(func, args, kwargs, dim) if times[dim] == 1 else NotImplemented
+    return dim if times[dim] == 1 else None
 
 
 @table.rule("constant_pad_nd")
-def pad(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=False)
+def pad(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Pads other dimensions than the rows."""
-    tensor, amounts = args[0], args[1]
-    rows = tensor.placement
-    if not isinstance(rows, RowPart):
-        return NotImplemented
     place = 2 * (tensor.ndim - 1 - rows.dim)
-    return (
-        NotImplemented
-        if any(amounts[place : place + 2])
-        else _with_rows_at(func, args, kwargs, rows.dim)
-    )
+    return None if any(args[0][place : place + 2]) else rows.dim
 
 
 @table.rule("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
-def pad_within_rows(func: Any, args: _Args, kwargs: _Named) -> Any:
+@_moving_rows(keeps_sums=False)
+def pad_within_rows(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Pads the last dimensions."""
-    tensor = args[0]
-    rows = tensor.placement
-    if not isinstance(rows, RowPart) or rows.dim >= tensor.ndim - len(args[1]) // 2:
-        return NotImplemented
-    return _with_rows_at(func, args, kwargs, rows.dim)
+    return rows.dim if rows.dim < tensor.ndim - len(args[0]) // 2 else None
 
 
-@table.rule("tril", "triu", "diagonal")
-def within_matrices(func: Any, args: _Args, kwargs: _Named) -> Any:
+@table.rule("tril", "triu")
+@_moving_rows(keeps_sums=False)
+def within_matrices(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Acts on the last two dimensions of tensors that have rows in another one."""
-    tensor = args[0]
-    rows = tensor.placement
-    if not isinstance(rows, RowPart) or tensor.ndim < 3 or rows.dim >= tensor.ndim - 2:
-        return NotImplemented
-    if func._schema.name == "aten::diagonal":
-        _, _, one, other = _filled(args, (None, 0, 0, 1))
-        if {one % tensor.ndim, other % tensor.ndim} != {tensor.ndim - 2, tensor.ndim - 1}:
-            return NotImplemented
-    return _with_rows_at(func, args, kwargs, rows.dim)
+    return rows.dim if rows.dim < tensor.ndim - 2 else None
+
+
+@table.rule("diagonal")
+@_moving_rows(keeps_sums=False)
+def diagonal(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
+    """Takes a diagonal of the last two dimensions of tensors that have rows in another one."""
+    _, one, other = _filled(args, (0, 0, 1))
+    of_last = {one % tensor.ndim, other % tensor.ndim} == {tensor.ndim - 2, tensor.ndim - 1}
+    return rows.dim if of_last and rows.dim < tensor.ndim - 2 else None
 
 
 @table.rule("cat", "stack")
 def join(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Joins tensors that have the same rows along another dimension."""
     tensors = args[0]
-    lead = next(
-        (t for t in tensors if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)),
-        None,
-    )
+    lead = first_with_rows(tensors)
     if lead is None:
         sums = [t for t in tensors if isinstance(t, PlacedTensor) and t.placement is TERM]
         if len(sums) < len(tensors) or len({t.dtype for t in sums}) > 1:
@@ -300,10 +263,7 @@ def view_backward(func: Any, args: _Args, kwargs: _Named) -> Any:
     grad, sizes, dim = args[0], list(args[1]), args[2]
     rows = grad.placement
     name = func._schema.name
-    if not isinstance(rows, RowPart) or name not in (
-        "aten::select_backward",
-        "aten::slice_backward",
-    ):
+    if not isinstance(rows, RowPart):
         return NotImplemented
     dim %= len(sizes)
     at = rows.dim + (name == "aten::select_backward" and dim <= rows.dim)
