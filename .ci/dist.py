@@ -46,8 +46,14 @@ def build(folder: Path) -> Path:
     """Builds both files into the folder, in the place of earlier ones, and returns the wheel's path."""
     for old in (*folder.glob("syrtos-*.whl"), *folder.glob("syrtos-*.tar.gz")):
         old.unlink()
-    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *folder.glob("syrtos-*")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--outdir", folder, ROOT],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *folder.glob("syrtos-*")], check=True
+    )
     return next(folder.glob("syrtos-*.whl"))
 
 
@@ -56,7 +62,9 @@ def main(folder: Path) -> int:
     wheel = build(folder)
     with zipfile.ZipFile(wheel) as opened:
         faults = [*content_faults(opened.namelist(), files_of(ROOT / "src" / "syrtos"))]
-    tags = subprocess.run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    tags = subprocess.run(
+        ["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     faults += tag_faults(tags.stdout.split(), parse_wheel_filename(wheel.name)[1])
     print(*(faults or [f"{wheel} and its sdist are ready."]), sep="\n")
     return bool(faults)

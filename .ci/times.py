@@ -18,14 +18,23 @@ SLOWEST = 25
 def stages_of(folder: Path) -> dict[str, float]:
     """Seconds by stage, in the order in which they ran."""
     path = folder / "stages.txt"
-    pairs = (line.split(maxsplit=1) for line in path.read_text().splitlines()) if path.exists() else ()
+    pairs = (
+        (line.split(maxsplit=1) for line in path.read_text().splitlines()) if path.exists() else ()
+    )
     return {name: float(seconds) for seconds, name in pairs}
 
 
 def tests_of(folder: Path) -> dict[str, float]:
     """Seconds of each test by name, its setup included."""
-    cases = (case for path in sorted(folder.glob("*.xml")) for case in ElementTree.parse(path).iter("testcase"))
-    return {f"{c.get('classname', '').replace('.', '/')}::{c.get('name')}": float(c.get("time", 0)) for c in cases}
+    cases = (
+        case
+        for path in sorted(folder.glob("*.xml"))
+        for case in ElementTree.parse(path).iter("testcase")
+    )
+    return {
+        f"{c.get('classname', '').replace('.', '/')}::{c.get('name')}": float(c.get("time", 0))
+        for c in cases
+    }
 
 
 def slowest_of(tests: Mapping[str, float]) -> dict[str, float]:
@@ -49,7 +58,8 @@ def beside(lines: list[str], before: Mapping[str, float]) -> list[str]:
     """The lines of a table with the seconds of an earlier run behind each that it had."""
     names = [line.split(maxsplit=1)[-1] for line in lines]
     return [
-        f"{line}  (was {before[name]:.0f})" if name in before else line for line, name in zip(lines, names, strict=True)
+        f"{line}  (was {before[name]:.0f})" if name in before else line
+        for line, name in zip(lines, names, strict=True)
     ]
 
 
@@ -62,7 +72,10 @@ def main() -> int:
     (folder / "times.txt").write_text("\n".join(lines) + "\n")
     reruns = folder / "reruns.txt"
     twice = sorted(set(reruns.read_text().splitlines())) if reruns.exists() else []
-    defects = [f"# run twice, {len(twice)} tests: each is a defect", *(f"         {name}" for name in twice)]
+    defects = [
+        f"# run twice, {len(twice)} tests: each is a defect",
+        *(f"         {name}" for name in twice),
+    ]
     print("\n".join([*beside(lines, earlier(reference)), *defects]))
     return 0
 

@@ -31,7 +31,9 @@ other `ExchangeError`s are `InvalidArgumentError`s, a stalled exchange is an `Un
 def page() -> str:
     """The whole page."""
     matrix = tomllib.loads(MATRIX.read_text())
-    return "\n".join([HEAD, *(section for dialect in matrix.values() for section in _dialect(dialect))])
+    return "\n".join(
+        [HEAD, *(section for dialect in matrix.values() for section in _dialect(dialect))]
+    )
 
 
 def _dialect(dialect: dict[str, Any]) -> list[str]:
@@ -42,7 +44,9 @@ def _dialect(dialect: dict[str, Any]) -> list[str]:
         lines += [f"### `{module}`\n", "| name | |", "|---|---|"]
         same = [f"`{name}`" for name, verdict in names.items() if verdict == "same"]
         lines += [f"| {' '.join(same)} | same |"] if same else []
-        lines += [f"| `{name}` | {verdict} |" for name, verdict in names.items() if verdict != "same"]
+        lines += [
+            f"| `{name}` | {verdict} |" for name, verdict in names.items() if verdict != "same"
+        ]
         lines.append("")
     return lines
 

@@ -34,7 +34,9 @@ def groups() -> list[dict[str, Any]]:
 
 def page() -> str:
     """Returns the whole page."""
-    return "\n".join([HEAD, *(line for group in groups() for line in _group(group))]).rstrip() + "\n"
+    return (
+        "\n".join([HEAD, *(line for group in groups() for line in _group(group))]).rstrip() + "\n"
+    )
 
 
 def _group(group: dict[str, Any]) -> list[str]:
@@ -45,7 +47,14 @@ def _group(group: dict[str, Any]) -> list[str]:
             if "error" in entry
             else []
         )
-        lines += [f"### {entry['see']}", "", *kind, f"- **means:** {entry['means']}", f"- **do:** {entry['do']}", ""]
+        lines += [
+            f"### {entry['see']}",
+            "",
+            *kind,
+            f"- **means:** {entry['means']}",
+            f"- **do:** {entry['do']}",
+            "",
+        ]
     return lines
 
 

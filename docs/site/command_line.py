@@ -34,7 +34,9 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
             yield "syrtos tune SEARCH.yaml", tune_search.parser()
 
 
-def _below(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def _below(
+    name: str, parser: argparse.ArgumentParser
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help for choice in action._choices_actions}
@@ -46,10 +48,27 @@ def _below(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, ar
 
 def _section(name: str, parser: argparse.ArgumentParser) -> list[str]:
     usage = parser.usage or " ".join(parser.format_usage().removeprefix("usage: ").split())
-    lines = [f"## {name}", "", prose(_sentence(parser.description or "")), "", "```", *_wrapped(usage), "```", ""]
+    lines = [
+        f"## {name}",
+        "",
+        prose(_sentence(parser.description or "")),
+        "",
+        "```",
+        *_wrapped(usage),
+        "```",
+        "",
+    ]
     for group in parser._action_groups:
-        if rows := [f"| {_names(action, parser)} | {cell(_help(action, parser))} |" for action in _shown(group)]:
-            lines += [f"| {_TITLES.get(group.title or '', group.title)} | |", "|---|---|", *rows, ""]
+        if rows := [
+            f"| {_names(action, parser)} | {cell(_help(action, parser))} |"
+            for action in _shown(group)
+        ]:
+            lines += [
+                f"| {_TITLES.get(group.title or '', group.title)} | |",
+                "|---|---|",
+                *rows,
+                "",
+            ]
     return [*lines, prose(parser.epilog or ""), ""]
 
 
@@ -71,7 +90,9 @@ def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
     """Returns options and arguments that are no secret, without `-h`."""
     hidden = argparse._HelpAction | argparse._SubParsersAction
     return [
-        action for action in group._group_actions if action.help != argparse.SUPPRESS and not isinstance(action, hidden)
+        action
+        for action in group._group_actions
+        if action.help != argparse.SUPPRESS and not isinstance(action, hidden)
     ]
 
 

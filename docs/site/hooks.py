@@ -24,7 +24,11 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 # Files at the root of the repository that are pages of the site.
-_ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+_ROOT_PAGES = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 _LINK = re.compile(r"(?<!!)\[([^\]]*(?:\[[^\]]*\][^\]]*)*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _FROM_ELSEWHERE = re.compile(
@@ -34,7 +38,9 @@ _FROM_ELSEWHERE = re.compile(
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages of files outside of docs/: those of the root, and all that a page links to."""
-    wanted = [DOCS / file.src_uri for file in files.documentation_pages()] + [ROOT / name for name in _ROOT_PAGES]
+    wanted = [DOCS / file.src_uri for file in files.documentation_pages()] + [
+        ROOT / name for name in _ROOT_PAGES
+    ]
     seen = set(wanted)
     while wanted:
         path = wanted.pop()

@@ -31,9 +31,15 @@ def by_class() -> str:
     for name, message in of_errors():
         found[name].add(message)
     lines = ["```text", *_tree(), "```", ""]
-    for name, error in sorted(CLASSES.items(), key=lambda item: (errors.__doc__ or "").index(item[0])):
+    for name, error in sorted(
+        CLASSES.items(), key=lambda item: (errors.__doc__ or "").index(item[0])
+    ):
         lines += [f"## {name}", "", inspect.getdoc(error) or "", ""]
-        lines += [f"- {prose(message)}" for message in sorted(found[name]) if any(map(str.isalpha, message))] + [""]
+        lines += [
+            f"- {prose(message)}"
+            for message in sorted(found[name])
+            if any(map(str.isalpha, message))
+        ] + [""]
     return "\n".join(lines)
 
 
@@ -41,14 +47,22 @@ def of_errors() -> Iterator[tuple[str, str]]:
     """Yields class and message of each error that is made somewhere in the code."""
     for node in _nodes():
         if isinstance(node, ast.Call) and node.args:
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             if name in CLASSES:
                 yield name, _text(node.args[0])
 
 
 def texts() -> set[str]:
     """Returns every text in the code, with `VALUE` for each value in it."""
-    return {_text(node) for node in _nodes() if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)}
+    return {
+        _text(node)
+        for node in _nodes()
+        if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)
+    }
 
 
 @functools.cache
@@ -61,7 +75,9 @@ def _text(node: ast.AST) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) if isinstance(part, ast.Constant) else VALUE for part in node.values)
+        return "".join(
+            _text(part) if isinstance(part, ast.Constant) else VALUE for part in node.values
+        )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _text(node.left) + _text(node.right)
     return VALUE

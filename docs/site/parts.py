@@ -19,4 +19,6 @@ PARTS: dict[str, Callable[[], str]] = {
 
 def filled_in(markdown: str) -> str:
     """Returns a page with its parts in place."""
-    return re.sub(r"^<!-- made: (.+) -->", lambda found: PARTS[found[1]](), markdown, flags=re.MULTILINE)
+    return re.sub(
+        r"^<!-- made: (.+) -->", lambda found: PARTS[found[1]](), markdown, flags=re.MULTILINE
+    )

@@ -84,6 +84,71 @@ def own_loop_with_dropout_and_batchnorm() -> tuple[Any, Logs]:
     )
 
 
+@keras3
+def own_loop_compiled_by_xla() -> tuple[Any, Logs]:
+    model, optimizer = start()
+
+    @tf.function(jit_compile=True)
+    def step(x: Any, y: Any, scale: float = 1.0) -> Any:
+        with tf.GradientTape() as tape:
+            loss = scale * tf.reduce_mean(tf.square(y - model(x, training=True)))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+    batches = tf.data.Dataset.from_tensor_slices(data()).batch(32)
+    seen = [float(step(x, y, scale=0.5)["loss"]) for _ in range(5) for x, y in batches]
+    return model, {"loss": seen}
+
+
+@keras3
+def own_loop_of_two_models() -> tuple[Any, Logs]:
+    """Methods of a class, with noise, two optimizers, a norm, a mask of rows, and a signature that leaves the rows open."""
+    keras.utils.set_random_seed(17)
+    sizes = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(12, "tanh"), keras.layers.Dropout(0.2)]
+    )
+    critic = mlp()
+
+    class Pair(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = tf.Variable(0, trainable=False)
+            self.optimizers = keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.003)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 12]), tf.TensorSpec([None, 1])])
+        def step(self, x: Any, y: Any) -> Any:
+            self.steps.assign_add(1)
+            noise = tf.random.stateless_normal([tf.shape(x)[0], 4], [1, self.steps])
+            with tf.GradientTape(persistent=True) as tape:
+                real, made = (
+                    critic(x, training=True),
+                    critic(sizes(noise, training=True), training=True),
+                )
+                large = tf.boolean_mask(real, y[:, 0] > 0)
+                of_critic = (
+                    tf.reduce_mean(tf.square(real - y))
+                    + tf.reduce_mean(made) ** 2
+                    + tf.math.reduce_std(large)
+                )
+                of_sizes = tf.reduce_logsumexp(-made)
+            for loss, model, optimizer in zip(
+                (of_critic, of_sizes), (critic, sizes), self.optimizers, strict=True
+            ):
+                grads, norm = tf.clip_by_global_norm(
+                    tape.gradient(loss, model.trainable_variables), 0.5
+                )
+                optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+            return of_critic, norm, made[:2]
+
+    pair, seen = Pair(), []
+    batches = tf.data.Dataset.from_tensor_slices(data()).batch(32)
+    for _ in range(5):
+        for x, y in batches:
+            seen.append([float(tf.reduce_sum(each)) for each in pair.step(x, y)])
+    return critic, {"seen": [sum(each) for each in seen]}
+
+
 @case
 def own_loop_with_distributed_optimizer() -> tuple[Any, Logs]:
     from syrtos.keras import DistributedOptimizer

@@ -160,6 +160,16 @@ CASES = {
         LOOP + "def step():\n    with tf.GradientTape() as tape: opt.apply_gradients(g)\n",
         LOOP + TAPE + "strategy = tf.distribute.MirroredStrategy()\nstrategy.run(step)\n",
     ),
+    "own loop in a graph": (
+        "custom-loop-not-split",
+        LOOP + "def step():\n    with tf.GradientTape() as tape: opt.apply_gradients(g)\n",
+        LOOP + "@tf.function\ndef step():\n    with tf.GradientTape() as tape: opt.apply_gradients(g)\n",
+    ),
+    "own loop in a graph by a call": (
+        "custom-loop-not-split",
+        LOOP + "tf.function(other)\ndef step():\n    with tf.GradientTape() as tape: opt.apply_gradients(g)\n",
+        LOOP + "def step():\n    with tf.GradientTape() as tape: opt.apply_gradients(g)\nfast = tf.function(step)\n",
+    ),
     "saliency": (
         "custom-loop-not-split",
         LOOP + "with tf.GradientTape() as tape: opt.apply_gradients(g)\n",
@@ -167,8 +177,8 @@ CASES = {
     ),
     "compiled": (
         "jit-compile",
+        LOOP + "strategy.run(step)\n@tf.function(jit_compile=True)\ndef step():\n    opt.apply_gradients(g)\n",
         LOOP + "@tf.function(jit_compile=True)\ndef step():\n    opt.apply_gradients(g)\n",
-        LOOP + "@tf.function\ndef step():\n    opt.apply_gradients(g)\n",
     ),
     "servers": (
         "parameter-servers",

@@ -31,7 +31,7 @@ _SERVERS = (
 
 
 def own_loop(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds a loop with a tape in which nothing splits the batches."""
+    """Finds a loop with an eager tape, in which nothing splits the batches."""
     if (
         program.dialect
         or program.rank_aware
@@ -43,25 +43,31 @@ def own_loop(program: ScriptProgram) -> Iterator[Finding]:
         if method(call) != "GradientTape":
             continue
         function = script.function_around(call)
-        if (function is not None and _belongs_to_model(script, function)) or not _is_applied(
-            script, call
+        if not _is_applied(script, call) or (
+            function is not None
+            and (_belongs_to_model(script, function) or _is_graph(script, function))
         ):
             continue
         says = (
-            "in this loop each worker trains on whole batches: the result is that of one process,"
-            " and so is the speed"
+            "this loop computes eagerly, so each worker computes whole batches: the result is that"
+            " of one process, and so is the speed"
         )
         fix = (
-            "train by `model.fit` (a custom `train_step` keeps the loop's code), or use"
-            " `strategy.run` and `experimental_distribute_dataset` of a"
-            " tf.distribute.MirroredStrategy()"
+            "decorate the function that computes and applies the gradients of a batch with"
+            " `@tf.function`: its calls are then divided over the workers; or train by `model.fit`"
+            " (a custom `train_step` keeps the loop's code)"
         )
         yield at(script, call, "custom-loop-not-split", Severity.SLOW, says, fix)
         return
 
 
 def compiled_updates(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds optimizer updates in functions that XLA compiles, which can't contain an exchange."""
+    """Finds optimizer updates in functions that XLA compiles, which can't contain an exchange.
+
+    In loops without a strategy such functions are partitioned, and not compiled.
+    """
+    if not (program.dialect or program.uses(*_SPLITS) or _runs_on_strategy(program)):
+        return
     for script in program.scripts:
         for function in script.functions.values():
             compiled = [
@@ -118,6 +124,21 @@ def _belongs_to_model(script: Script, function: ast.FunctionDef) -> bool:
     around = script.parents.get(function)
     return isinstance(around, ast.ClassDef) and any(
         isinstance(inner, ast.FunctionDef) and inner.name in _OF_FIT for inner in around.body
+    )
+
+
+def _is_graph(script: Script, function: ast.FunctionDef) -> bool:
+    """Returns whether a function, or one around it, is a `tf.function`."""
+    around = [function, *(o for o in script.around(function) if isinstance(o, ast.FunctionDef))]
+    decorated = [
+        script.written_path(getattr(decorator, "func", decorator))
+        for outer in around
+        for decorator in outer.decorator_list
+    ]
+    return any((path or "").endswith(".function") for path in decorated) or any(
+        (script.written_path(call.func) or "").endswith(".function")
+        and any(ast.unparse(arg).endswith(function.name) for arg in call.args)
+        for call in script.calls
     )
 
 

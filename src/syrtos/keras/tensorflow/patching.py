@@ -6,7 +6,7 @@ import contextlib
 import functools
 import tempfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
@@ -28,6 +28,7 @@ from syrtos.keras.tensorflow import (
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow.input import iterating
 from syrtos.keras.tensorflow.input_policy import giving_whole_batches, ignoring_policy
+from syrtos.keras.tensorflow.partition import loop_functions
 from syrtos.keras.tensorflow.strategy import is_chosen
 from syrtos.keras.tensorflow.variables import TensorFlow
 from syrtos.keras.trainer import timing
@@ -44,7 +45,7 @@ def patch_tensorflow() -> None:
     # A strategy of TensorFlow's own would train each worker alone.
     for strategy in (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy):
         replace(strategy, "scope", _refusing_scope)
-    tf_internals.watch_functions(assignments.functions_of_step, assignments.calling)
+    tf_internals.watch_functions(assignments.functions_of_step, _call_of_script)
     tf_internals_iterators.watch_iterators(timing.waiting_for_data)
     tf_internals.watch_tracing(timing.tracing)
     replace(tf.data.Dataset, "__iter__", iterating)
@@ -70,6 +71,11 @@ def patch_tensorflow() -> None:
     # A worker reads what it has logged to a folder that it made for itself.
     replace(tempfile, "mkdtemp", temporary.remembering)
     _patch_files()
+
+
+def _call_of_script(function: Any, call: Callable[..., object], args: Any, kwargs: Any) -> object:
+    with assignments.calling(function):
+        return loop_functions.call_function(function, call, args, kwargs)
 
 
 def _patch_files() -> None:

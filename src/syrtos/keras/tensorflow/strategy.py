@@ -39,12 +39,18 @@ class _StrategyState:
 
     def __init__(self, _session: Session) -> None:
         self.strategy: Strategy | None = None
-        self.is_chosen = False
+        self.is_chosen = self.has_run = False
 
 
 def is_chosen() -> bool:
     """Returns whether the script has asked for a strategy itself."""
     return world.part(_StrategyState).is_chosen
+
+
+def splits_in_script() -> bool:
+    """Returns whether the script has a strategy, or the default one, split its own loops."""
+    state = world.part(_StrategyState)
+    return state.is_chosen or state.has_run
 
 
 class Strategy(tf.distribute.Strategy):
@@ -96,6 +102,7 @@ class Strategy(tf.distribute.Strategy):
         # A step of `fit` notes its assignments itself.
         shared = current_step() is not None or computes_whole_batch()
         alone = session.world.size == 1 or shared or world.sharing() is not session
+        world.part(_StrategyState).has_run |= not alone
         with (
             timing.computing(fn),
             self.scope(),

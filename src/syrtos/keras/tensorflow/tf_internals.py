@@ -156,27 +156,40 @@ def _facts_of(dataset: object) -> _DatasetFacts:
 
 def watch_functions(
     copies_for_now: Callable[[], TracedFunctions | None],
-    calling: Callable[[Function], AbstractContextManager[None]],
+    call_outside: Callable[[Function, Callable[..., object], Any, Any], object],
 ) -> None:
     """Makes each called `tf.function` be traced once per dictionary of ``copies_for_now()``.
 
-    Calls without a dictionary take place inside ``calling(function)``.
+    Calls without a dictionary are made by ``call_outside(function, call, args, kwargs)``.
     """
     # Such a dictionary belongs to a step: what an earlier trace took from the step around it (how
     # many samples there are) is gone, and what it assigns is not seen.
     original: Callable[..., object] = Function.__call__
 
+    def call_as_it_is(self: Function, *args: object, **kwargs: object) -> object:
+        with set_within(_by_xla, is_compiled() or compiles(self)):
+            return original(self, *args, **kwargs)
+
     def call(self: Function, *args: object, **kwargs: object) -> object:
         copies = copies_for_now()
-        with set_within(_by_xla, is_compiled() or bool(getattr(self, "_jit_compile", False))):
-            if copies is None or type(self) is not Function:
-                with calling(self):
-                    return original(self, *args, **kwargs)
-            if id(self) not in copies:
-                copies[id(self)] = (self._clone(None), self)
-            return original(copies[id(self)][0], *args, **kwargs)
+        if copies is None or type(self) is not Function:
+            return call_outside(self, functools.partial(call_as_it_is, self), args, kwargs)
+        if id(self) not in copies:
+            copies[id(self)] = (copy_function(self), self)
+        return call_as_it_is(copies[id(self)][0], *args, **kwargs)
 
     setattr(Function, "__call__", call)  # noqa: B010 - pyright knows better than to assign to a method
+
+
+def compiles(function: Function) -> bool:
+    """Returns whether a `tf.function` has ``jit_compile=True``."""
+    return bool(getattr(function, "_jit_compile", False))
+
+
+def copy_function(function: Function) -> Function:
+    """Returns a `tf.function` of the same Python function that nothing has traced yet."""
+    # Seen in TensorFlow 2.18 to 2.21.
+    return function._clone(None)
 
 
 _by_xla: ContextVar[bool] = ContextVar("by_xla", default=False)

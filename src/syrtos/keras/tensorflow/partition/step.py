@@ -82,7 +82,10 @@ class PartitionedStep:
             Exception: the step's own, while it is traced; or any while its program is emitted, which
                 `failure` then describes. The function that called this is then to be traced again.
         """
-        rows = self.rows_of(batch)
+        return self.compute(self.rows_of(batch))
+
+    def compute(self, rows: BatchRows) -> object:
+        """Computes a step on this worker's rows of a batch: see `__call__`."""
         if why := self.failure or why_whole(rows, tf.executing_eagerly()):
             if why != _FEW_ROWS:  # as the last batch of many an epoch
                 self._tell(why)
@@ -342,18 +345,25 @@ class BatchRows:
 
 def _rows_of(batch: Numbered, session: Session) -> BatchRows:
     """Returns the rows of a whole batch, which the workers compare now and then."""
-    comm = session.comm
     flat = tf.nest.flatten(batch.data, expand_composites=True)
     with (
         tf.device("/cpu:0"),
         tf.control_dependencies([compare_numbered(batch.number, batch.data, session.input_comm)]),
     ):
-        tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
-    if len(flat) != len(tf.nest.flatten(batch.data)):  # ragged or sparse tensors
-        return _whole_rows(_with_tensors(batch.data, flat, tensors), session)
+        tensors = [tf.identity(leaf) for leaf in flat if isinstance(leaf, tf.Tensor)]
+    return rows_among(_with_tensors(batch.data, flat, tensors), session)
+
+
+def rows_among(data: Any, session: Session) -> BatchRows:
+    """Returns the rows of a structure of tensors, which is the same on all workers."""
+    comm = session.comm
+    flat = tf.nest.flatten(data, expand_composites=True)
+    if len(flat) != len(tf.nest.flatten(data)):  # ragged or sparse tensors
+        return _whole_rows(data, session)
+    tensors = [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
     total, dense = _batch_rows_among(tensors, comm.size)
     share = Share.of(total, comm.rank, comm.size)
-    return BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(session, share))
+    return BatchRows(data, flat, tensors, dense, share, WorkerExchanges(session, share))
 
 
 def _batch_rows_among(tensors: Sequence[tf.Tensor], workers: int) -> tuple[Any, list[int]]:
@@ -371,7 +381,7 @@ def _whole_rows(data: Any, session: Session) -> BatchRows:
     """Returns a whole batch of which no tensor is known to have the batch's rows."""
     comm = session.comm
     flat = tf.nest.flatten(data, expand_composites=True)
-    tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
+    tensors = [tf.identity(leaf) for leaf in flat if isinstance(leaf, tf.Tensor)]
     leaf = next((leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)), None)
     count = 1 if leaf is None else tf.cast(count_rows(leaf), tf.int32)
     share = Share.of(count, comm.rank, comm.size)
@@ -383,11 +393,11 @@ def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
     comm = session.comm
     samples = tf.cast(batch.samples, tf.int32)
     flat = tf.nest.flatten(batch.data, expand_composites=True)
-    are_plain = all(leaf.shape.rank is not None for leaf in flat if tf.is_tensor(leaf))
+    are_plain = all(leaf.shape.rank is not None for leaf in flat if isinstance(leaf, tf.Tensor))
     if len(flat) != len(tf.nest.flatten(batch.data)) or not are_plain:  # ragged or sparse tensors
         scope = TensorFlowStep(session, batch, False)
         return _whole_rows(gathering.rows_of_all(scope, scope.data), session)
-    tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
+    tensors = [tf.identity(leaf) for leaf in flat if isinstance(leaf, tf.Tensor)]
     dense = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
     counts = [tf.shape(tensors[i])[0] for i in dense]
     # A worker without samples has a row that does not count.
@@ -418,5 +428,5 @@ def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
 def _with_tensors(structure: Any, flat: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
     """Returns a structure with other tensors; other leaves stay."""
     left = iter(tensors)
-    found = [next(left) if tf.is_tensor(leaf) else leaf for leaf in flat]
+    found = [next(left) if isinstance(leaf, tf.Tensor) else leaf for leaf in flat]
     return tf.nest.pack_sequence_as(structure, found, expand_composites=True)
