@@ -86,7 +86,7 @@ class LoopFunction:
             # No step was made: the error came while the program was emitted, on each worker.
             return self._emitted(tuple(args), dict(kwargs))
 
-    def _compute(self, arguments: Arguments) -> object:
+    def _compute(self, arguments: Any) -> object:
         args, kwargs = arguments
         return self._copy(*args, **kwargs)
 
