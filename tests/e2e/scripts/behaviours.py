@@ -16,8 +16,10 @@ import pytest
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.errors import DivergenceError
+from syrtos.errors import DataError, DivergenceError
 from syrtos.keras.tensorflow.input import iterating
+from syrtos.keras.tensorflow.partition import loop_functions
+from syrtos.records import record_of
 
 FOLDER = Path(sys.argv[2])
 COMM = world.current().comm
@@ -535,6 +537,91 @@ def custom_strategy_loop() -> None:
     np.testing.assert_allclose(trained.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
     gathered = strategy.gather(tf.fill([2, 1 + COMM.rank], COMM.rank), axis=1)
     assert gathered.shape == (2, sum(range(1, COMM.size + 1)))
+
+
+def loop_in_a_graph() -> None:
+    """From its second call on a worker computes its rows; the results are whole, also of a batch that is smaller than the world."""
+    trained, optimizer = model(), keras.optimizers.SGD(0.05)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(trained(x) - y))
+        optimizer.apply(
+            tape.gradient(loss, trained.trainable_variables), trained.trainable_variables
+        )
+        return loss
+
+    x, y = data()
+    losses = [
+        float(step(tf.constant(x[i : i + n]), tf.constant(y[i : i + n])))
+        for i, n in ((0, 30), (30, 30), (60, 30), (88, 2))
+    ]
+    plain = model()
+    logs = [
+        plain.train_on_batch(x[i : i + n], y[i : i + n])
+        for i, n in ((0, 30), (30, 30), (60, 30), (88, 2))
+    ]
+    np.testing.assert_allclose(losses, np.ravel(logs), rtol=1e-5)
+    np.testing.assert_allclose(trained.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
+    multiplied = {
+        operation.inputs[0].shape[0]
+        for program in partitioned(step)
+        for operation in program.graph.get_operations()
+        if operation.type == "MatMul" and operation.inputs[0].shape[1] == 6
+    }
+    assert 30 // COMM.size in multiplied, multiplied
+    assert 30 not in multiplied, multiplied
+
+
+def partitioned(function: Any) -> list[Any]:
+    """The traced programs of a loop's function, as this worker runs them."""
+    program = record_of(function, loop_functions.LoopRecord).function
+    assert program is not None
+    return program.emitted._list_all_concrete_functions()
+
+
+def loop_on_own_batches() -> None:
+    """Where each worker reads its own batches, gradients are averaged over workers, and results are the worker's."""
+    trained, optimizer = model(), keras.optimizers.SGD(0.05)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(trained(x) - y))
+        optimizer.apply(
+            tape.gradient(loss, trained.trainable_variables), trained.trainable_variables
+        )
+        return loss
+
+    x, y = data()
+    for first in (0, 30, 60):
+        mine = slice(first + COMM.rank, first + 30, COMM.size)
+        loss = float(step(tf.constant(x[mine]), tf.constant(y[mine])))
+    assert not equal_everywhere(loss)
+    plain = model()
+    for first in (0, 30, 60):
+        plain.train_on_batch(x[first : first + 30], y[first : first + 30])
+    np.testing.assert_allclose(trained.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
+
+
+def loop_whose_batches_begin_to_differ() -> None:
+    trained, optimizer = model(), keras.optimizers.SGD(0.05)
+
+    @tf.function
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(trained(x))
+        optimizer.apply(
+            tape.gradient(loss, trained.trainable_variables), trained.trainable_variables
+        )
+
+    world.current().rank_aware = False  # a library may have asked
+    x, _ = data()
+    for _ in range(2):
+        step(tf.constant(x))
+    with pytest.raises(DataError, match="different data in batch 2"):
+        step(tf.constant(x + COMM.rank))
 
 
 def values_of_a_strategy() -> None:

@@ -72,11 +72,10 @@ def of_model(model: Model) -> list[Variable]:
 
 def optimizers_differ() -> bool:
     """Returns whether workers train alone for some steps, with own optimizers (`--sync-every`)."""
-    return (
-        world.is_initialized()
-        and world.current().options.sync_every > 0
-        and world.current().world.size > 1
-    )
+    if not world.is_initialized():
+        return False
+    session = world.current()
+    return session.options.sync_every > 0 and session.world.size > 1
 
 
 def of_optimizer(optimizer: Optimizer) -> list[Variable]:

@@ -62,14 +62,15 @@ def without_compilation(model: Model) -> None:
     It does so before the model's functions are made. Compiled steps can't contain the exchange
     between workers, or the check that `--on-nan` asks for.
     """
-    place = world.current().world
+    session = world.current()
+    place = session.world
     if place.size == 1 and not finite.is_asked():
         return
     # Asked for by `compile`, by `model.jit_compile = True`, or by Keras itself, which chooses it on
     # a GPU.
     if model.jit_compile:
         if place.rank == 0:
-            checks = f"the check that `--on-nan {world.current().options.on_nan}` asks for"
+            checks = f"the check that `--on-nan {session.options.on_nan}` asks for"
             what = "the exchange between workers" if place.size > 1 else checks
             print(
                 f"syrtos: jit_compile=True is turned off: a compiled step can't contain {what}. The"

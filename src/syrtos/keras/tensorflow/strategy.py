@@ -53,6 +53,16 @@ def splits_in_script() -> bool:
     return state.is_chosen or state.has_run
 
 
+# The packages whose functions meet their data elsewhere, or are programs of all workers.
+_FRAMEWORKS = ("keras", "tensorflow", "tf_keras", "syrtos")
+
+
+def is_of_framework(function: object) -> bool:
+    """Returns whether a function, or the one of which a `tf.function` is made, is not of a script."""
+    module = getattr(getattr(function, "python_function", function), "__module__", None) or ""
+    return module.partition(".")[0] in _FRAMEWORKS
+
+
 class Strategy(tf.distribute.Strategy):
     """Synchronous training over all workers of the world.
 
@@ -102,7 +112,7 @@ class Strategy(tf.distribute.Strategy):
         # A step of `fit` notes its assignments itself.
         shared = current_step() is not None or computes_whole_batch()
         alone = session.world.size == 1 or shared or world.sharing() is not session
-        world.part(_StrategyState).has_run |= not alone
+        world.part(_StrategyState).has_run |= not alone and not is_of_framework(fn)
         with (
             timing.computing(fn),
             self.scope(),

@@ -167,7 +167,7 @@ def watch_functions(
     original: Callable[..., object] = Function.__call__
 
     def call_as_it_is(self: Function, *args: object, **kwargs: object) -> object:
-        with set_within(_by_xla, is_compiled() or compiles(self)):
+        with set_within(_by_xla, is_compiled() or bool(getattr(self, "_jit_compile", False))):
             return original(self, *args, **kwargs)
 
     def call(self: Function, *args: object, **kwargs: object) -> object:
@@ -181,15 +181,21 @@ def watch_functions(
     setattr(Function, "__call__", call)  # noqa: B010 - pyright knows better than to assign to a method
 
 
-def compiles(function: Function) -> bool:
-    """Returns whether a `tf.function` has ``jit_compile=True``."""
-    return bool(getattr(function, "_jit_compile", False))
-
-
 def copy_function(function: Function) -> Function:
     """Returns a `tf.function` of the same Python function that nothing has traced yet."""
     # Seen in TensorFlow 2.18 to 2.21.
     return function._clone(None)
+
+
+def function_like(function: Function, call: Callable[..., object]) -> Function:
+    """Returns a `tf.function` of ``call`` that is traced for the same arguments as ``function``."""
+    made = tf.function(
+        call,
+        autograph=False,
+        input_signature=function.input_signature,
+        reduce_retracing=function._reduce_retracing,
+    )
+    return cast("Function", made)
 
 
 _by_xla: ContextVar[bool] = ContextVar("by_xla", default=False)

@@ -1,16 +1,20 @@
-"""The `tf.function`s by which a script's own loop trains, partitioned as steps of `fit` are.
+"""The `tf.function`s of a script's own loop: those that train are partitioned as steps of `fit` are.
 
-A loop without a strategy gives each worker whole batches. A function that is known to make an
-update (its first call shows it, and is computed whole) is from then on one program of all workers:
-each computes its rows of the arguments, and has the results of the whole function.
+A loop without a strategy gives each worker whole batches. A function in which an optimizer makes an
+update is one program of all workers: each computes its rows of the arguments, and has the results
+of the whole function. Any other is computed whole by every worker, and exchanges nothing: a script
+may call it on one worker alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import world
@@ -18,77 +22,89 @@ from syrtos.comm.world import Session
 from syrtos.keras import fitting
 from syrtos.keras.datasets.checksums import checksum_of, is_compared
 from syrtos.keras.replica.updates import AskedReductions
-from syrtos.keras.split import noted_gradients, verdicts
+from syrtos.keras.split import verdicts
 from syrtos.keras.tensorflow import tf_internals
-from syrtos.keras.tensorflow.assignments import (
-    as_one_process,
-    computes_whole_batch,
-    current_step,
-)
+from syrtos.keras.tensorflow.assignments import computes_whole_batch, current_step
 from syrtos.keras.tensorflow.partition.step import PartitionedStep, rows_among
-from syrtos.keras.tensorflow.strategy import splits_in_script
-from syrtos.keras.trainer import timing
+from syrtos.keras.tensorflow.strategy import is_of_framework, splits_in_script
 from syrtos.records import record_of
 
-# The positional arguments of a call, and those by name.
-Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+class _OwnBatchesError(Exception):
+    """Ends the tracing of a function whose arguments are not the same on all workers."""
 
 
 class LoopFunction:
-    """A function that trains, as a program that all workers compute together.
+    """A `tf.function` of a script's own loop.
 
     Attributes:
-        has_own_batches: whether the workers call it with batches of their own.
+        has_own_batches: whether it trains, and the workers call it with batches of their own.
+        emitted: this worker's part; it takes the positional arguments, and those by name.
     """
 
     def __init__(self, function: Any, session: Session) -> None:
         """
         Args:
-            function: a `tf.function` of the script's.
+            function: the script's.
             session: the workers.
         """
         self.has_own_batches = False
-        self._session, self._calls, self._has_told = session, 0, False
+        self._session, self._has_told = session, False
+        self._calls, self._arguments, self._is_training = 0, ((), {}), False
         self._name = getattr(function.python_function, "__name__", "function")
-        self._copy = tf_internals.copy_function(function)
-        self._step = PartitionedStep(self._compute, session, True, self._tell_whole)
-        self._emitted = tf.function(
-            lambda args, kwargs: self._step.compute(rows_among((args, kwargs), session)),
-            autograph=False,
+        self._new_copy = functools.partial(
+            tf_internals.copy_function, tf_internals.copy_function(function)
         )
+        self._step = PartitionedStep(self._compute, session, True, self._tell_whole)
+        self.emitted = tf_internals.function_like(function, self._emit)
 
-    def begin_call(self, arguments: Arguments) -> None:
-        """Compares the arguments of some calls over the workers. All workers call this together.
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
+        """Calls the function; every worker gets the result for the whole arguments.
 
         Raises:
             DataError: the workers were given equal arguments so far, and unequal ones now.
         """
-        number, self._calls = self._calls, self._calls + 1
-        # A script that knows its rank may take its own batches from any call on.
-        if self.has_own_batches or not (is_compared(number) or self._session.rank_aware):
-            return
-        arrays = [leaf.numpy() for leaf in _tensors(arguments)]
-        checksums = self._session.comm.agree("compare arguments", checksum_of(arrays))
-        if number == 0 or self._session.rank_aware:
-            self.has_own_batches = len(set(checksums)) > 1
-        else:
-            fitting.check_same_data(checksums, number)
-
-    def call(self, arguments: Arguments) -> object:
-        """Calls the function; every worker gets the result for the whole arguments."""
+        self._arguments = args, kwargs
+        if self._is_training:
+            self._compare()
         failure = self._step.failure
-        args, kwargs = arguments
         try:
-            return self._emitted(tuple(args), dict(kwargs))
+            return self.emitted(*args, **kwargs)
         except Exception:
             if self._step.failure == failure:
                 raise
             # No step was made: the error came while the program was emitted, on each worker.
-            return self._emitted(tuple(args), dict(kwargs))
+            return self.emitted(*args, **kwargs)
+
+    def _compare(self) -> None:
+        """Compares the arguments of some calls over the workers. All workers call this together."""
+        number, self._calls = self._calls, self._calls + 1
+        # A script that knows its rank may take its own batches from any call on.
+        if not (is_compared(number) or self._session.rank_aware):
+            return
+        arrays = [np.asarray(leaf) for leaf in _tensors(self._arguments)]
+        checksums = self._session.comm.agree("compare arguments", checksum_of(arrays))
+        if len(set(checksums)) > 1 and (number == 0 or self._session.rank_aware):
+            self.has_own_batches = True
+            raise _OwnBatchesError
+        fitting.check_same_data(checksums, number)
+
+    def _emit(self, *args: Any, **kwargs: Any) -> object:
+        """Adds this worker's part of a call to the graph of `emitted`."""
+        rows = rows_among((args, kwargs), self._session)
+        program = self._step.trace(rows)
+        if not program.makes_updates or splits_in_script():
+            return program.concrete(*rows.tensors)
+        if not self._is_training:
+            self._is_training = True
+            with tf.init_scope():
+                self._compare()
+        return self._step.emit_or_compute(program, rows)
 
     def _compute(self, arguments: Any) -> object:
         args, kwargs = arguments
-        return self._copy(*args, **kwargs)
+        # What an optimizer is given is seen while the function is traced, so it is traced each time.
+        return self._new_copy()(*args, **kwargs)
 
     def _tell_whole(self, why: str) -> None:
         if not self._has_told:
@@ -97,8 +113,8 @@ class LoopFunction:
 
 
 @dataclasses.dataclass
-class _Partitioned:
-    """The record of a script's `tf.function`: the program of all workers, once there is one."""
+class LoopRecord:
+    """The record of a script's `tf.function`: what is called in its place, once it was called."""
 
     function: LoopFunction | None = None
 
@@ -106,7 +122,7 @@ class _Partitioned:
 def call_function(
     function: Any, call: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> object:
-    """Calls a script's `tf.function`; a call that trains is partitioned, where it can be.
+    """Calls a `tf.function`; where it is one of a script's own loop that trains, it is partitioned.
 
     Args:
         function: the `tf.function`.
@@ -114,50 +130,21 @@ def call_function(
         args: the positional arguments.
         kwargs: the arguments by name.
     """
-    is_candidate = timing.makes_updates(function) or tf_internals.compiles(function)
-    if not (
-        is_candidate and _is_of_script(function) and _is_of_loop() and _tensors((args, kwargs))
-    ):
+    if not world.is_initialized() or is_of_framework(function) or not _tensors((args, kwargs)):
         return call(*args, **kwargs)
-    record = record_of(function, _Partitioned)
-    if record.function is None and not (
-        timing.makes_updates(function) or _would_update(function, args, kwargs)
-    ):
-        return call(*args, **kwargs)
-    record.function = record.function or LoopFunction(function, world.current())
-    record.function.begin_call((args, kwargs))
-    if record.function.has_own_batches:
-        return call(*args, **kwargs)
-    return record.function.call((args, kwargs))
-
-
-def _would_update(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a call would make an update, which is found out by tracing it.
-
-    XLA would refuse the exchange of a first call that is made as it is.
-    """
-    found: list[object] = []
-
-    def note(optimizer: object, gradients: object, variables: object) -> None:
-        found.append(optimizer)
-
-    with as_one_process(), noted_gradients.noting_gradients(note, updates=True):
-        tf_internals.copy_function(function).get_concrete_function(*args, **kwargs)
-    return bool(found)
-
-
-# The packages whose functions are partitioned as steps of `fit`, or are programs of all workers.
-_NOT_OF_SCRIPTS = ("keras", "tensorflow", "tf_keras", "syrtos")
-
-
-def _is_of_script(function: Any) -> bool:
-    module = getattr(function.python_function, "__module__", None) or ""
-    return module.partition(".")[0] not in _NOT_OF_SCRIPTS
-
-
-def _is_of_loop() -> bool:
-    """Returns whether a call is one of a loop of the script's, in which each worker has whole batches."""
     session = world.current()
+    if not _is_of_loop(session):
+        return call(*args, **kwargs)
+    record = record_of(function, LoopRecord)
+    record.function = record.function or LoopFunction(function, session)
+    if not record.function.has_own_batches:
+        with contextlib.suppress(_OwnBatchesError):
+            return record.function.call(args, kwargs)
+    return call(*args, **kwargs)
+
+
+def _is_of_loop(session: Session) -> bool:
+    """Returns whether a call is one of a loop of the script's, in which each worker has whole batches."""
     options, asked = session.options, session.part(AskedReductions)
     return (
         verdicts.is_split(session)
@@ -175,7 +162,7 @@ def _is_of_loop() -> bool:
     )
 
 
-def _tensors(arguments: Arguments) -> list[tf.Tensor]:
-    """Returns the tensors among arguments that may have the rows of a batch."""
+def _tensors(arguments: object) -> list[Any]:
+    """Returns the tensors and arrays among arguments that may have the rows of a batch."""
     leaves = tf.nest.flatten(arguments)
-    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor | np.ndarray) and leaf.ndim]

@@ -82,16 +82,25 @@ class PartitionedStep:
             Exception: the step's own, while it is traced; or any while its program is emitted, which
                 `failure` then describes. The function that called this is then to be traced again.
         """
-        return self.compute(self.rows_of(batch))
-
-    def compute(self, rows: BatchRows) -> object:
-        """Computes a step on this worker's rows of a batch: see `__call__`."""
+        rows = self.rows_of(batch)
         if why := self.failure or why_whole(rows, tf.executing_eagerly()):
             if why != _FEW_ROWS:  # as the last batch of many an epoch
                 self._tell(why)
             self._note(rows)
             return self._compute_whole(rows)
         return self.emit(self.trace(rows), rows)
+
+    def emit_or_compute(self, program: TracedStep, rows: BatchRows) -> object:
+        """Emits a program for this worker's rows, or calls it where it has to be computed whole.
+
+        Args and errors are those of `emit`.
+        """
+        why = self.failure or why_whole(rows, False)
+        if not why:
+            return self.emit(program, rows)
+        if why != _FEW_ROWS:
+            self._tell(why)
+        return program.concrete(*rows.tensors)
 
     def rows_of(self, batch: Numbered | TensorShare) -> BatchRows:
         """Returns this worker's rows of a batch. All workers call this together."""
@@ -188,11 +197,13 @@ class PartitionedStep:
     def trace(self, rows: BatchRows) -> TracedStep:
         """Returns the step's program of the whole batch."""
         found: dict[Any, object] = {}
+        updated: list[object] = []
         compresses = self._session.options.compress != "none"
 
         def note(
             optimizer: object, gradients: Sequence[Any], variables: Sequence[Variable]
         ) -> None:
+            updated.append(optimizer)
             # What a codec keeps of scaled gradients would be of no use at another scale.
             if compresses and hasattr(optimizer, "inner_optimizer"):
                 return
@@ -202,6 +213,7 @@ class PartitionedStep:
 
         def compute(*tensors: tf.Tensor) -> object:
             found.clear()  # a function that makes variables is traced twice
+            updated.clear()
             with noted_gradients.noting_gradients(note, updates=True):
                 return self.step(rows.pack(tensors))
 
@@ -209,7 +221,7 @@ class PartitionedStep:
         # The variables that a first step makes are given their values here too.
         with as_one_process():
             concrete = function.get_concrete_function(*rows.specs())
-        return TracedStep(concrete, found)
+        return TracedStep(concrete, found, bool(updated))
 
     def _note(self, rows: BatchRows) -> None:
         """Counts the samples of a step, and the time for which it waited for its data."""
@@ -234,10 +246,12 @@ class TracedStep:
         concrete: takes the batch's tensors.
         gradients: the variables whose gradients an optimizer takes, by the references of these
             tensors.
+        makes_updates: whether an optimizer makes an update in it.
     """
 
     concrete: Any
     gradients: Mapping[Any, object]
+    makes_updates: bool
 
 
 # A gradient that a script has clipped or scaled, or to which a penalty of weights was added.
