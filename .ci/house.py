@@ -21,7 +21,20 @@ from typing import Any
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Methods that change a list, dictionary or set.
 _CHANGING = frozenset(
-    "add append appendleft clear discard extend insert pop popitem remove setdefault update".split()
+    [
+        "add",
+        "append",
+        "appendleft",
+        "clear",
+        "discard",
+        "extend",
+        "insert",
+        "pop",
+        "popitem",
+        "remove",
+        "setdefault",
+        "update",
+    ]
 )
 # A file of fewer lines that one other file alone imports has hardly an idea of its own.
 _SMALL = 60

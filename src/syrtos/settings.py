@@ -17,7 +17,6 @@ Exchange = Literal["auto", "mpi", "framework"]
 OnNaN = Literal["warn", "stop", "skip"]
 OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
-Verify = Literal["first", "off", "only"]
 # The treatment of a script whose batches differ from those that it had when a snapshot was made.
 # They are ignored where the same launcher starts workers again: such data is drawn at random.
 OtherBatches = Literal["ignored", "compared", "any"]
@@ -143,10 +142,8 @@ class Options:
             CPUs, where variables are many and large.
         shard_update: whether each worker updates its part of each variable, and keeps the
             optimizer's state of that part alone: see `syrtos.keras.features.sharding`.
-        verify: on torch and with Estimators ``"first"``: some rows of the first batch are computed both whole and split, before
-            it counts, where not all is Keras's own: see `syrtos.keras.split.known_parts`;
-            ``"off"``: steps are split as Keras's own are; ``"only"``: the first batches of all
-            functions are looked at, and training ends after them.
+        verifies: whether the first batches of all functions are computed by one process too and
+            compared, after which training ends.
         bucket_mb: the approximate size, in megabytes, of the groups in which gradients are
             exchanged.
         profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.
@@ -171,7 +168,7 @@ class Options:
     outer_momentum: float = 0.0
     compress: str = "none"
     shard_update: bool = False
-    verify: Verify = "first"
+    verifies: bool = False
     profile: str = ""
 
     @property
@@ -191,7 +188,6 @@ class Options:
         _one_of("exchange", self.exchange, get_args(Exchange))
         _one_of("on_nan", self.on_nan, get_args(OnNaN))
         _one_of("on_divergence", self.on_divergence, get_args(OnDivergence))
-        _one_of("verify", self.verify, get_args(Verify))
         _one_of("compile_update", self.compile_update, get_args(CompileUpdate))
         if self.warmup_epochs < 0:
             raise ConfigurationError(

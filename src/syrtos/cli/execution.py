@@ -219,7 +219,7 @@ def _execute(
     unrecorded: Unrecorded,
 ) -> int:
     # `syrtos verify` prints a table in place of all that is printed of a run
-    verifies = request.spec.options.verify == "only"
+    verifies = request.spec.options.verifies
     if not verifies:
         number = generations.next_generation(run_dir, resume)
         _announce(request.spec, generations.generation_folder(run_dir, number))

@@ -29,7 +29,6 @@ from syrtos.settings import (
     OnNaN,
     Options,
     ScaleLR,
-    Verify,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 # The options that `syrtos run -h` shows.
 _MOST_NEEDED = (
     "-n", "--hosts", "--on", "--with", "--gpus-per-worker", "--detach", "--run-dir", "--max-restarts", "--min-workers", "--batch", "--sync-batchnorm",
-    "--scale-lr", "--verify", "--shard-update", "--compress", "--track", "-m",
+    "--scale-lr", "--shard-update", "--compress", "--track", "-m",
 )  # fmt: skip
 # Restarts where no number is given.
 _RESTARTS = 3
@@ -235,9 +234,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        "when the loss is (default)")  # fmt: skip
     group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
-    group.add_argument("--verify", choices=[way for way in get_args(Verify) if way != "only"], default=defaults.verify,
-                       help="on torch and with Estimators. first: compute rows of the first batch whole and split, where parts of a step are not Keras's own; "
-                       "steps that differ are not split (default). off: split every step")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
                        help="let XLA compile the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--shard-update", action="store_true",

@@ -218,8 +218,6 @@ def _way_rows(summary: Summary, full: bool) -> Iterator[tuple[str, str]]:
         yield "sent", sent
     if full and "input" in facts:
         yield "data", _WAYS[facts["input"]]
-    if "first_batch" in facts:
-        yield "first batch", f"equal to one process: {max(facts['first_batch'], 1e-8):.0e}"
     if full and "computed_whole" in facts:
         yield "on each worker", f"{facts['computed_whole']}: of rows that are gathered"
     if "not_split" in facts:

@@ -46,7 +46,7 @@ def add_to(commands: Commands) -> None:
         help="compare a script on N workers with one process, on its first batches",
         description=(
             "Run the first batches of a training script on N workers. Of each train, test and predict"
-            " function, the first batch (on torch some of its rows) is computed whole, as one process"
+            " function, the first batch is computed whole, as one process"
             " does, and as the workers do together; gradients, losses, metrics and assigned variables are compared. The exit"
             " code is 1 where any differs by more than 1e-4 (with 16 bits: 5e-2). The script runs"
             " to its end: models that Keras saves, logs and backups of its callbacks are not kept; files"
@@ -91,7 +91,7 @@ def main(chosen: argparse.Namespace) -> int:
         spec = Spec(
             program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
             workers=chosen.workers,
-            options=Options(run_dir=str(run_dir), verify="only"),
+            options=Options(run_dir=str(run_dir), verifies=True),
             oversubscribe=True,
         )
         # refused before anything is started

@@ -176,7 +176,7 @@ def _ranks(run: RunRecord) -> list[Facts]:
 
 
 def _split(run: RunRecord) -> str:
-    """Returns a sentence about what is not split, or about the check of the first batch.
+    """Returns a sentence about what is not split, or computed whole.
 
     The text is empty if there is nothing to say.
     """
@@ -184,12 +184,7 @@ def _split(run: RunRecord) -> str:
         return f"Not split: {why}. The whole batch is computed as by one process."
     if whole := run.facts.get("computed_whole"):
         return f"Each worker computes on gathered rows of whole batches: {whole}."
-    difference = run.facts.get("first_batch")
-    return (
-        ""
-        if difference is None
-        else f"First batch: equal to one process within {max(difference, 1e-8):.0e}."
-    )
+    return ""
 
 
 def _data(run: RunRecord) -> Facts:

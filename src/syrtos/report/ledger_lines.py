@@ -12,7 +12,7 @@ from syrtos.observe.ledger import NORMS
 
 Line = Mapping[str, Any]
 _TIMES = frozenset((*KINDS, *NORMS, "wall", "steps", "samples"))
-_OF_STATE = ("trained", "left_out", "state_kept", "state_whole", "first_batch")
+_OF_STATE = ("trained", "left_out", "state_kept", "state_whole")
 _FACTS = (*_OF_STATE, "began", "node", "hosts", "gradient_bytes", "gradient_sums", "meetings")
 _LENGTHS = ("epochs", "steps_per_epoch")
 

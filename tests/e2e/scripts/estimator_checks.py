@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import syrtos
+from syrtos.comm import world
 
 v1: Any = tf.compat.v1
 E: Any = tf.estimator  # pyright: ignore[reportAttributeAccessIssue]
@@ -315,6 +316,93 @@ def computes_what_one_process_computes(folder: Path) -> None:
         _check_equal_to_one_process(folder, loss, 19)
     _check_equal_to_one_process(folder, total, 16)
     _check_equal_to_one_process(folder, pairs, 16, counts=True)
+
+
+class Reads(v1.train.SessionRunHook):
+    """Notes what a hook fetches by name, in each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def before_run(self, run_context: Any) -> Any:
+        del run_context
+        return v1.train.SessionRunArgs({"hidden": "hidden:0", "spread": ["spread:0"]})
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        del run_context
+        self.seen.append((run_values.results["hidden"], run_values.results["spread"][0]))
+
+
+def draws_and_statistics_are_of_the_batch(folder: Path) -> None:
+    """Noise, Dropout, statistics and what hooks see are those of a session that trains the same graph alone."""
+
+    def build(x: Any, y: Any) -> tuple[Any, Any, Any]:
+        w = v1.get_variable("w", initializer=np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8))
+        last = v1.get_variable("last", initializer=np.ones((8, 1), np.float32))
+        moving = v1.get_variable(
+            "moving_mean", initializer=np.zeros(8, np.float32), trainable=False
+        )
+        hidden = x @ w + v1.random_normal(tf.shape(x[:, :1]), seed=3)
+        mean, variance = tf.nn.moments(hidden, [0])
+        update = v1.assign(moving, 0.9 * moving + 0.1 * mean)
+        hidden = v1.nn.dropout((hidden - mean) / tf.sqrt(variance + 0.1), rate=0.4, seed=4)
+        hidden = tf.identity(hidden, "hidden")
+        spread = tf.identity(tf.math.reduce_std(hidden), "spread")
+        v1.summary.histogram("hidden", hidden)
+        loss = tf.reduce_mean(tf.square(hidden @ last - y)) + 0.1 * spread
+        with tf.control_dependencies([update]):
+            step = v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+        return loss, step, hidden
+
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        loss, step, _ = build(features["x"], labels)
+        return E.EstimatorSpec(mode, loss=loss, train_op=step)
+
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(7)
+        v1.train.get_or_create_global_step()
+        rows = v1.placeholder(tf.float32, [None, 4]), v1.placeholder(tf.float32, [None, 1])
+        _, step, hidden = build(*rows)
+        names = ("w", "last", "moving_mean")
+        with v1.Session(graph=graph) as session:
+            session.run(v1.global_variables_initializer())
+            alone = [
+                session.run([hidden, step], {rows[0]: X[i : i + 20], rows[1]: Y[i : i + 20]})[0]
+                for i in range(0, 96, 20)
+            ]
+            variables = {v.op.name: v for v in v1.global_variables()}
+            expected = session.run([variables[name] for name in names])
+    hook = Reads()
+    config = E.RunConfig(tf_random_seed=7, save_summary_steps=2)
+    made = E.Estimator(net, str(folder), config)
+    made.train(reads(20, 1), hooks=[hook])
+    for (seen, spread), wanted in zip(hook.seen, alone, strict=True):
+        np.testing.assert_allclose(seen, wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(spread, np.std(wanted), rtol=1e-4)
+    for name, value in zip(names, expected, strict=True):
+        np.testing.assert_allclose(made.get_variable_value(name), value, rtol=1e-4, atol=1e-6)
+
+
+def conditions_of_tensorflow_1(folder: Path) -> None:
+    """What is not understood is computed whole, and said."""
+
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", (4, 1), initializer=v1.zeros_initializer())
+        p = features["x"] @ w
+        v1.disable_control_flow_v2()
+        loss = tf.cond(
+            tf.reduce_sum(labels) > 1e9,
+            lambda: 0.0 * tf.reduce_sum(p),
+            lambda: tf.reduce_mean(tf.square(p - labels)),
+        )
+        v1.enable_control_flow_v2()
+        op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+        return E.EstimatorSpec(mode, loss=loss, train_op=op)
+
+    made = E.Estimator(net, str(folder)).train(reads(19, 1), steps=1)
+    expected = 0.01 * 2 / 19 * X[:19].T @ Y[:19]
+    np.testing.assert_allclose(made.get_variable_value("w"), expected, rtol=1e-4)
+    assert "TensorFlow 1 (Merge)" in str(world.current().ledger.told["not_split"])
 
 
 def step_is_an_assignment(folder: Path) -> None:

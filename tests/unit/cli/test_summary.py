@@ -126,7 +126,7 @@ def test_the_short_form_has_ten_lines_and_each_advice_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], full: bool
 ) -> None:
     """All that a usual run of ten seconds can have: a measured speed, an advice, busy cores and a slow worker."""
-    facts = {"first_batch": 1e-7, "input": "sliced", "update": "compiled"}
+    facts = {"input": "sliced", "update": "compiled"}
     kinds = dict.fromkeys(("input", "update", "exchange", "callbacks", "rest"), 0.001)
     for rank, waited in ((0, 0.0065), (1, 0.0)):
         train(tmp_path / "two", rank, waited, wall=0.03, compute=0.025 - waited, **kinds)

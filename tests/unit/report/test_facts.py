@@ -272,16 +272,17 @@ def test_a_ledger_that_was_cut_between_two_lines(tmp_path: Path) -> None:
     ("said", "sentence"),
     [
         ({}, ""),
-        ({"first_batch": 3e-8}, "First batch: equal to one process within 3e-08."),
         (
-            {"first_batch": 0.0, "not_split": "`train_step` of m: a layer counts rows"},
-            "Not split: `train_step` of m: a layer counts rows. The whole batch is computed as by one process.",
+            {"not_split": "`train_step` of m: it runs eagerly"},
+            "Not split: `train_step` of m: it runs eagerly. The whole batch is computed as by one process.",
+        ),
+        (
+            {"computed_whole": "Unique in train.py:3"},
+            "Each worker computes on gathered rows of whole batches: Unique in train.py:3.",
         ),
     ],
 )
-def test_what_the_first_batch_has_shown_is_told(
-    tmp_path: Path, said: dict[str, object], sentence: str
-) -> None:
+def test_what_is_not_split_is_told(tmp_path: Path, said: dict[str, object], sentence: str) -> None:
     generation(
         tmp_path, 100.0, 110.0, [[{"phase": "facts", **said}, *(step(n, 0.1) for n in range(9))]]
     )

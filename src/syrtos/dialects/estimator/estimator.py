@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,20 +22,10 @@ from syrtos import settings
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, sessions, specs
-from syrtos.dialects.estimator.checks import Checks
 from syrtos.dialects.estimator.config import RunConfig, with_model_dir
-from syrtos.dialects.estimator.first_batch import (
-    Comparing,
-    Known,
-    NeedsStaticRows,
-    has_static_rows,
-    of_any_rows,
-    tell_once,
-)
-from syrtos.dialects.estimator.plan import SplitPlan
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
-from syrtos.keras.tensorflow import patching, reduction, reproducible, tf_internals
+from syrtos.keras.tensorflow import patching, reproducible
 from syrtos.keras.tensorflow.input import TensorShare
 
 if TYPE_CHECKING:
@@ -86,9 +77,6 @@ class Estimator:
         self._warm_start_from = warm_start_from
         self._by_rank_0_alone = False
         self._graphs = 0
-        self._known: dict[str, Known] = {}
-        # Whether `model_fn` is given no static number of rows, and whether it needs one.
-        self._is_relaxed = self._keeps_static = False
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -163,9 +151,7 @@ class Estimator:
         specs.check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
-        self._for_any_rows(
-            lambda: self._train_in_graph(input_fn, own_hooks, steps, max_steps, listeners, saved)
-        )
+        self._train_in_graph(input_fn, own_hooks, steps, max_steps, listeners, saved)
 
     def _train_in_graph(
         self,
@@ -180,46 +166,45 @@ class Estimator:
         with graphs.new_graph("fit") as graph:
             self._seed(graph)
             v1.train.get_or_create_global_step()
-            batch = self._with_any_rows(
-                self._inputs(input_fn, ModeKeys.TRAIN), input_fn, ModeKeys.TRAIN
-            )
-            with graphs.GraphScope(self._workers, batch, training=True).as_current_step() as scope:
-                features, labels = scope.data
-                with (
-                    reduction.counting_reductions() as reductions,
-                    tf_internals.assignments_of_keras() as assigned,
-                ):
-                    spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
-                graphs.check_reduced(len(reductions))
-                loss = graphs.loss_of_all(scope, spec.loss)
-                train_op = tf.group(graphs.operation(spec.train_op), *assigned)
+            built = self._build(input_fn, ModeKeys.TRAIN)
+            spec, loss, train_op = built.spec, built.loss, built.operation
             # Not over a checkpoint of an earlier call, from which training goes on.
             specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
             scaffold = sessions.scaffold_of(spec, self._config)
             together = hooks.StopAndSave(
-                self._workers, self._config, self.model_dir, scaffold, list(listeners or ()), saved
+                self._workers,
+                self._config,
+                self.model_dir,
+                scaffold,
+                list(listeners or ()),
+                saved,
+                averages=built.partition is None,
             )
             stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
-            # Hooks are called in this order. Comparisons need equal variables; `LogLoss` and those
-            # that stop say whether to go on, on which `together`, the last one, makes the workers
-            # agree.
+            # Hooks are called in this order. `LogLoss` and those that stop say whether to go on, on
+            # which `together`, the last one, makes the workers agree.
             all_hooks = [
-                hooks.BeginEqual(self._workers, own_noise=True),
-                *self._comparing(scope, input_fn, loss, train_op),
+                hooks.BeginEqual(self._workers, own_noise=built.partition is None),
+                *built.verifying({"loss": loss}, "train_step"),
                 hooks.LogLoss(loss, None if rank else self._config.log_step_count_steps),
                 *stop,
                 *hooks.hooks_of_worker(
                     [
                         *(own_hooks or ()),
                         *(spec.training_hooks or ()),
-                        *([] if rank else sessions.hooks_of_rank_0(self._config, loss, spec)),
+                        *sessions.hooks_of_chief(self._config, loss, spec, rank),
                     ],
                     rank,
                 ),
                 together,
             ]
             sessions.train(
-                self._workers, self._config, scaffold, all_hooks, [scope.samples, train_op]
+                self._workers,
+                self._config,
+                scaffold,
+                all_hooks,
+                [built.samples, train_op],
+                built.partition,
             )
 
     # -- evaluating ------------------------------------------------------------------------------
@@ -238,7 +223,7 @@ class Estimator:
         the variables are as initialized.
         """
         checkpoint = checkpoint_path or self.latest_checkpoint()
-        return self._for_any_rows(lambda: self._evaluate(input_fn, steps, hooks, checkpoint, name))
+        return self._evaluate(input_fn, steps, hooks, checkpoint, name)
 
     def _evaluate(
         self,
@@ -252,29 +237,25 @@ class Estimator:
         with graphs.new_graph("test") as graph:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
-            batch = self._with_any_rows(
-                self._inputs(input_fn, ModeKeys.EVAL), input_fn, ModeKeys.EVAL
-            )
-            with graphs.GraphScope(self._workers, batch, training=False).as_current_step() as scope:
-                features, labels = scope.data
-                spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
-                metrics = graphs.metrics_of(spec)
-                loss = graphs.loss_of_all(scope, spec.loss)
-            totals = hooks.metric_totals()
+            built = self._build(input_fn, ModeKeys.EVAL)
+            spec, loss, metrics = built.spec, built.loss, built.metrics
+            # Where workers have batches of their own.
+            totals = None if built.partition else hooks.metric_totals()
             found = None
-            fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
+            fetches = [loss, built.active, built.operation]
             all_hooks = [
                 hooks.BeginEqual(self._workers),
-                *self._comparing(scope, input_fn, loss, metrics=metrics),
+                *built.verifying({"loss": loss}, "test_step"),
                 *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())], rank),
             ]
             with sessions.open_checkpoint(
-                self._config, spec, checkpoint, all_hooks, rank
+                self._config, spec, checkpoint, all_hooks, rank, built.partition
             ) as session:
                 losses = graphs.steps_of(session, self._workers.comm, fetches, totals, steps)
                 # Without hooks, which would take these runs for steps, and end the session where
                 # the data has ended.
-                totals.reduce(graphs.without_hooks(session), self._workers.comm, ReduceOp.SUM)
+                if totals:
+                    totals.reduce(graphs.without_hooks(session), self._workers.comm, ReduceOp.SUM)
                 values = {name: value for name, (value, _) in metrics.items()}
                 found = graphs.without_hooks(session).run([values, step])
         if found is None:
@@ -410,19 +391,12 @@ class Estimator:
         return mine if self._by_rank_0_alone else self._workers.comm.broadcast_object(mine)
 
     def _call_model_fn(self, features: object, labels: object, mode: str) -> EstimatorSpec:
-        # Of this graph alone: others, such as that of an export, have no batch.
-        is_relaxed, self._is_relaxed = self._is_relaxed, False
         known = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
         asked = inputs.arguments_for(self._model_fn, known)
         if labels is not None and "labels" not in asked:
             raise ValueError("`model_fn` does not take labels, but `input_fn` returns labels.")
-        try:
-            with graphs.refusing_calls_of_keras():
-                spec = self._model_fn(features=features, **asked)
-        except Exception as error:
-            if is_relaxed:
-                raise NeedsStaticRows from error
-            raise
+        with graphs.refusing_calls_of_keras():
+            spec = self._model_fn(features=features, **asked)
         if not isinstance(spec, EstimatorSpec):
             raise ValueError("`model_fn` should return an EstimatorSpec.")
         return spec
@@ -437,52 +411,15 @@ class Estimator:
             if mode == ModeKeys.TRAIN
             else self._config.eval_distribute
         )
-        return inputs.OWN if distributed else inputs.SHARE
+        return inputs.OWN if distributed else inputs.BATCH
 
-    def _with_any_rows(self, batch: Batch, input_fn: Callable[..., object], mode: str) -> Batch:
-        """Returns a batch that can be fed with all workers' rows.
-
-        The batch stays as it is unless it is split and `model_fn` allows that.
-        """
-        if not isinstance(batch, TensorShare):
-            self._is_relaxed = False
-            return batch
-        is_split = inputs.is_split(input_fn, self._how(mode))
-        self._is_relaxed = is_split and not self._keeps_static and has_static_rows(batch.data)
-        return batch._replace(data=of_any_rows(batch.data)) if self._is_relaxed else batch
-
-    def _for_any_rows(self, run: Callable[[], Value]) -> Value:
-        """Runs a graph.
-
-        The graph is run once more, as it was, if `model_fn` can't be built without a static number
-        of rows.
-        """
-        try:
-            return run()
-        except NeedsStaticRows:
-            self._keeps_static = True
-            tell_once(
-                self._workers,
-                "`model_fn` is not compared with one process: it needs a static number of rows.",
-            )
-            return run()
-
-    def _comparing(
-        self,
-        scope: graphs.GraphScope,
-        input_fn: Callable[..., object],
-        loss: tf.Tensor,
-        train_op: tf.Operation | None = None,
-        metrics: Mapping[str, tuple[object, object]] | None = None,
-    ) -> list[Comparing]:
-        """Returns the hook that compares steps with one process's, where batches are split."""
-        mode, step = (
-            (ModeKeys.TRAIN, "train_step") if scope.training else (ModeKeys.EVAL, "test_step")
-        )
-        if self._keeps_static or not inputs.is_split(input_fn, self._how(mode)):
-            return []
-        known = self._known.setdefault(step, (SplitPlan(), Checks()))
-        return [Comparing(scope, known, step, loss, train_op, metrics, self._config.session_config)]
+    def _build(self, input_fn: Callable[..., object], mode: str) -> graphs.BuiltStep:
+        """Builds the graph of ``model_fn`` for the next batches of ``input_fn``."""
+        batch = self._inputs(input_fn, mode)
+        build = functools.partial(self._call_model_fn, mode=mode)
+        if isinstance(batch, tuple) and inputs.is_split(input_fn, self._how(mode)):
+            return graphs.build_partitioned(self._workers, batch, build, mode)
+        return graphs.build_on_own(self._workers, batch, build, mode)
 
     def _seed(self, graph: tf.Graph) -> None:
         """Gives the graph its seed."""

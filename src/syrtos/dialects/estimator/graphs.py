@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import tensorflow as tf
 
@@ -15,11 +16,15 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.dialects.estimator import hooks
-from syrtos.dialects.estimator.plan import SplitPlan
-from syrtos.dialects.estimator.specs import EstimatorSpec
+from syrtos.dialects.estimator.partitioned import PartitionedGraph
+from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
+from syrtos.dialects.estimator.verifying import VerifyFirstStep
 from syrtos.errors import ConfigurationError
-from syrtos.keras.tensorflow import ops, tf_internals
+from syrtos.keras.split import noted_gradients
+from syrtos.keras.tensorflow import ops, reduction, tf_internals
+from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.gradients import times
+from syrtos.keras.tensorflow.partition.step import GradientTerms
 from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.observe.clock import Phase
 from syrtos.observe.ledger import Ledger
@@ -28,70 +33,23 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from syrtos.dialects.estimator.protocols import GraphSession, MetricOfKeras2, MonitoredSession
-    from syrtos.keras.protocols import FrameworkVariable, NamedVariable
     from syrtos.keras.tensorflow.types import Gradient
 
 v1 = tf.compat.v1
 
 
 class GraphScope(TensorFlowStep):
-    """A step whose graph is ordered by its edges alone: assigned values are made equal outside it.
+    """A step on a worker's own batch, in a graph that is ordered by its edges alone.
 
-    Attributes:
-        reduced: the gradients after their exchange, with the names of their variables.
-        own_loss: the loss of this worker's rows.
+    Assigned values are made equal outside of it.
     """
-
-    def __init__(self, session: Session, data: object, training: bool) -> None:
-        """Makes a step on a `TensorShare` or on a whole batch."""
-        super().__init__(session, data, training)
-        self.reduced: list[tuple[str, Gradient]] = []
-        self.own_loss: tf.Tensor | None = None
-        self._ways: dict[str, tf.Tensor] = {}
-        self._loss_is_sum = False
-
-    def adds(self, what: Literal["gradients", "loss"]) -> tf.Tensor:
-        """Returns a boolean scalar: whether the workers' values are added up. It can be fed.
-
-        Else they become their mean by samples.
-        """
-        if what not in self._ways:
-            # What is not fed has the reduction of the last of `tf.compat.v1.losses`.
-            are_sums = tf_internals.losses_are_sums(self._graph)
-            # Not in the branch of a condition: a tensor made in one can't be used outside of it.
-            with self._graph.as_default(), tf.control_dependencies(None):
-                self._ways[what] = v1.placeholder_with_default(are_sums, [])
-            self._loss_is_sum = self._loss_is_sum or (what == "loss" and are_sums)
-        return self._ways[what]
 
     def before_exchange(self, gradients: list[Gradient | None]) -> list[Gradient | None]:
         """Undoes the weights of the mean by samples, where losses are sums."""
-        # The way can be fed, so both have to be in the graph: a condition in Python would choose
-        # one of them for good.
-        factor = tf.where(self.adds("gradients"), 1.0 / self.fraction(), 1.0)
+        if not tf_internals.losses_are_sums(self._graph):
+            return gradients
+        factor = 1.0 / self.fraction()
         return [None if g is None else times(g, tf.cast(factor, g.dtype)) for g in gradients]
-
-    def after_exchange(
-        self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]
-    ) -> None:
-        """Notes the whole batch's gradients, except those that a branch of a condition makes."""
-        for gradient, variable in zip(gradients, variables, strict=False):
-            if gradient is None:
-                continue
-            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            # No session can fetch a tensor of a branch.
-            if values.graph is self._graph and self._graph.is_fetchable(values):
-                self.reduced.append(
-                    (cast("NamedVariable", getattr(variable, "op", variable)).name, gradient)
-                )
-
-    def ways(self, plan: SplitPlan) -> dict[object, bool]:
-        """Returns what the step is fed with so that it follows a plan."""
-        found = {
-            "gradients": plan.gradients == "sum",
-            "loss": self._loss_is_sum or plan.logs.get(0) == "sum",
-        }
-        return {tensor: found[what] for what, tensor in self._ways.items()}
 
     def before_assign(self, variable: tf.Variable) -> None:
         """Does nothing: an assignment is not noted."""
@@ -100,21 +58,119 @@ class GraphScope(TensorFlowStep):
         """Does nothing: a value that is read is this worker's."""
 
 
+@dataclasses.dataclass
+class BuiltStep:
+    """A graph in which ``model_fn`` has built a training or evaluation step.
+
+    Attributes:
+        spec: what ``model_fn`` has returned.
+        loss: scalar, the loss of the whole batch.
+        operation: makes the update, or those of the metrics.
+        metrics: the value and the update of each metric.
+        samples: the number of this worker's samples.
+        active: Boolean scalar, whether this worker has any.
+        partition: makes the runs of sessions partitioned; None where each worker has batches of
+            its own.
+        notes: the gradients of optimizers, in a partitioned step.
+    """
+
+    spec: EstimatorSpec
+    loss: tf.Tensor
+    operation: tf.Operation
+    metrics: Mapping[str, tuple[object, object]]
+    samples: tf.Tensor
+    active: tf.Tensor
+    partition: PartitionedGraph | None = None
+    notes: GradientTerms | None = None
+
+    def verifying(self, numbers: Mapping[str, tf.Tensor], step: str) -> list[VerifyFirstStep]:
+        """Returns the hook of `syrtos verify`, if that is what runs."""
+        workers = world.current()
+        if not workers.options.verifies or self.partition is None or self.notes is None:
+            return []
+        return [VerifyFirstStep(workers, self.partition, self.notes, numbers, self.operation, step)]
+
+
+def build_partitioned(
+    workers: Session, batch: tuple[object, object], build: Callable[..., EstimatorSpec], mode: str
+) -> BuiltStep:
+    """Builds a step of whole batches, whose runs all workers make together.
+
+    Args:
+        workers: all of the run.
+        batch: features and labels.
+        build: returns the spec for features and labels.
+        mode: one of `ModeKeys`.
+    """
+    notes = GradientTerms(workers)
+    with (
+        as_one_process(),
+        noted_gradients.noting_gradients(notes.note, updates=True),
+        tf_internals.assignments_of_keras() as assigned,
+    ):
+        spec = build(*batch)
+        is_training = mode == ModeKeys.TRAIN
+        metrics = {} if is_training else metrics_of(spec)
+    loss = scalar_loss(spec.loss)
+    done = _step_operation(spec, metrics, assigned if is_training else [], is_training)
+    what = f"`model_fn` in mode {mode!r}"
+    partition = PartitionedGraph(workers, batch, notes.variables, [loss, done], what)
+    active = tf.constant(True)
+    return BuiltStep(spec, loss, done, metrics, partition.count, active, partition, notes)
+
+
+def build_on_own(
+    workers: Session, batch: object, build: Callable[..., EstimatorSpec], mode: str
+) -> BuiltStep:
+    """Builds a step on a worker's own batches, whose gradients are averaged by samples.
+
+    Args and result are those of `build_partitioned`.
+    """
+    is_training = mode == ModeKeys.TRAIN
+    with GraphScope(workers, batch, training=is_training).as_current_step() as scope:
+        with (
+            reduction.counting_reductions() as reductions,
+            tf_internals.assignments_of_keras() as assigned,
+        ):
+            spec = build(*scope.data)
+        if is_training:
+            check_reduced(len(reductions))
+        metrics = {} if is_training else metrics_of(spec)
+        loss = loss_of_all(scope, spec.loss)
+        done = _step_operation(spec, metrics, assigned if is_training else [], is_training)
+    return BuiltStep(spec, loss, done, metrics, scope.samples, scope.active)
+
+
+def _step_operation(
+    spec: EstimatorSpec,
+    metrics: Mapping[str, tuple[object, object]],
+    assigned: Sequence[tf.Operation],
+    is_training: bool,
+) -> tf.Operation:
+    if is_training:
+        return tf.group(operation(spec.train_op), *assigned)
+    return tf.group(*(update for _, update in metrics.values()))
+
+
 def loss_of_all(scope: GraphScope, loss: tf.Tensor | None) -> tf.Tensor:
-    """Returns the loss of the global batch, from that of this worker's rows.
+    """Returns the loss of all workers' batches, from that of this worker's.
 
     It is the mean of the workers' losses weighted by their samples, or their sum if losses are
     sums.
     """
-    assert loss is not None  # an EstimatorSpec for training or evaluation has one
-    loss = tf.reshape(tf.convert_to_tensor(loss), [])
+    loss = scalar_loss(loss)
     if scope.session.comm.size == 1:
         return loss
+    share = 1.0 if tf_internals.losses_are_sums(loss.graph) else scope.fraction()
     # By `where`, and not by a factor of 0: the loss of a row that does not count may be infinite.
-    scope.own_loss = tf.where(scope.active, loss, tf.zeros_like(loss))
-    share = tf.where(scope.adds("loss"), 1.0, scope.fraction())
     mine = tf.where(scope.active, loss * tf.cast(share, loss.dtype), tf.zeros_like(loss))
     return ops.allreduce(scope.session.comm, tf.stop_gradient(mine))
+
+
+def scalar_loss(loss: tf.Tensor | None) -> tf.Tensor:
+    """Returns the loss of an EstimatorSpec as a scalar."""
+    assert loss is not None  # an EstimatorSpec for training or evaluation has one
+    return tf.reshape(tf.convert_to_tensor(loss), [])
 
 
 def operation(train_op: object) -> tf.Operation | tf.Tensor:
@@ -235,12 +291,13 @@ def steps_of(
     session: MonitoredSession,
     comm: Communicator,
     fetches: object,
-    totals: hooks.GraphVariables,
+    totals: hooks.GraphVariables | None,
     steps: int | None,
 ) -> list[float]:
     """Runs steps until the data or ``steps`` end, and returns their losses.
 
-    A worker without samples adds nothing to metrics.
+    A worker without samples adds nothing to metrics. ``totals``: what these count in, where each
+    worker has batches of its own; else None.
 
     Raises:
         ValueError: there is no batch.
@@ -249,13 +306,13 @@ def steps_of(
     while not any(comm.agree("stop evaluating?", float(session.should_stop()))) and (
         steps is None or len(losses) < steps
     ):
-        before = totals.read(without_hooks(session)) if comm.size > 1 else []
+        before = totals.read(without_hooks(session)) if totals else []
         try:
             loss, active, _ = session.run(fetches)
         except tf.errors.OutOfRangeError:
             break
         losses.append(float(loss))
-        if not active:
+        if totals and not active:
             totals.write(without_hooks(session), before)
     if not losses:
         raise ValueError("The evaluation's `input_fn` gave no batch.")

@@ -103,8 +103,13 @@ class StopAndSave(v1.train.SessionRunHook):
         scaffold: Scaffold,
         listeners: Sequence[SavingListener],
         saved: Callable[[int], None] | None = None,
+        averages: bool = False,
     ) -> None:
-        """Makes the hook; ``saved`` is called on all workers after a checkpoint, with its step."""
+        """Makes the hook.
+
+        ``saved`` is called on all workers after a checkpoint, with its step. With ``averages``
+        moving statistics, which are each worker's own, are averaged before it.
+        """
         self._workers = workers
         self._steps = config.save_checkpoints_steps
         self._seconds = config.save_checkpoints_secs
@@ -112,7 +117,7 @@ class StopAndSave(v1.train.SessionRunHook):
         self._scaffold = scaffold
         self._graph_def = config.checkpoint_save_graph_def
         self._listeners = listeners
-        self._saved = saved
+        self._saved, self._averages = saved, averages
         self._last_step = -1
         self._last_time = 0.0
 
@@ -125,7 +130,10 @@ class StopAndSave(v1.train.SessionRunHook):
         self._statistics = GraphVariables(
             v
             for v in v1.global_variables()
-            if id(v) not in trained and v.dtype.is_floating and is_moving(v.op.name)
+            if self._averages
+            and id(v) not in trained
+            and v.dtype.is_floating
+            and is_moving(v.op.name)
         )
 
     def after_create_session(self, session: GraphSession, coord: object) -> None:

@@ -16,10 +16,10 @@ from syrtos.keras.split import verdicts
 from syrtos.keras.tensorflow import input as pipelines
 from syrtos.keras.tensorflow import tf_internals
 
-# What a worker takes: its rows of each batch; whole batches, each of them one worker's, as under a
-# strategy given to the Estimator; or everything.
-How = Literal["share", "own", "all"]
-SHARE, OWN, ALL = get_args(How)
+# What a worker takes: each batch, whose steps are partitioned; batches of its own, as under a
+# strategy given to the Estimator; or everything, to be computed alone.
+How = Literal["batch", "own", "all"]
+BATCH, OWN, ALL = get_args(How)
 
 
 class Column(Protocol):
@@ -41,7 +41,7 @@ class Table(Column, Protocol):
 def read(
     input_fn: Callable[..., object], mode: str, how: How, known: Mapping[str, object]
 ) -> tuple[object, object] | pipelines.TensorShare:
-    """Returns features and labels as tensors of the graph being built: all, or a worker's share.
+    """Returns features and labels as tensors of the graph being built: whole, or a worker's own batch.
 
     Args:
         input_fn: returns a `tf.data.Dataset`, or features or ``(features, labels)``.
@@ -58,16 +58,15 @@ def read(
     found = input_fn(**asked)
     own_shard = "input_context" in asked
     if isinstance(found, tf.data.Dataset):
+        dataset = found if is_split(input_fn, how) else _own_batches(found, how, own_shard)
         iterator = tf.compat.v1.data.make_initializable_iterator(
-            tf_internals.counted_pipeline(_share_dataset(found, how, own_shard))
+            tf_internals.counted_pipeline(dataset)
         )
         # The scaffold of a session runs what initializes tables, and so iterators too.
         tf.compat.v1.add_to_collection(
             tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
         )
         found = iterator.get_next()
-    elif place.size > 1 and how == SHARE and not own_shard:
-        found = pipelines.share_of_tensors(found, world.current().input_comm)
     if isinstance(found, pipelines.TensorShare):
         return found._replace(data=_pair(found.data))
     return _pair(found)
@@ -76,7 +75,7 @@ def read(
 def is_split(input_fn: Callable[..., object], how: How) -> bool:
     """Returns whether workers get parts of the same batches, not their own batches or all rows."""
     return (
-        how == SHARE
+        how == BATCH
         and not arguments_for(input_fn, {"input_context": None})
         and verdicts.is_split(world.current())
     )
@@ -102,16 +101,13 @@ def arguments_for(
     return {name: value for name, value in known.items() if name in names and name not in bound}
 
 
-def _share_dataset(dataset: tf.data.Dataset, how: How, own_shard: bool) -> tf.data.Dataset:
+def _own_batches(dataset: tf.data.Dataset, how: How, own_shard: bool) -> tf.data.Dataset:
     session = world.current()
     place = session.world
     if place.size == 1 or how == ALL:
         return dataset
-    if own_shard:
-        return pipelines.worker_batches(dataset, session.input_comm)
-    if how == OWN or session.options.batch == "per-worker":
-        return pipelines.worker_batches(dataset.shard(place.size, place.rank), session.input_comm)
-    return pipelines.global_batches(dataset, session.input_comm)
+    mine = dataset if own_shard else dataset.shard(place.size, place.rank)
+    return pipelines.worker_batches(mine, session.input_comm)
 
 
 def numpy_input_fn(

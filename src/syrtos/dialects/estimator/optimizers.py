@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import tensorflow as tf
 
 from syrtos.keras.patching import replace
+from syrtos.keras.split import noted_gradients
 from syrtos.keras.tensorflow import gradients, tf_internals
 from syrtos.keras.tensorflow.assignments import current_step
 
@@ -83,6 +84,8 @@ def _reducing_others(
         pairs = list(grads_and_vars)
         if _is_training_step() and not _come_from_reduced([g for g, _ in pairs if g is not None]):
             pairs = _reduce_pairs(pairs)
+        if notes := noted_gradients.noting():
+            notes.note(self, [g for g, _ in pairs], [v for _, v in pairs])
         return original(self, pairs, *args, **kwargs)
 
     return apply_gradients
@@ -99,7 +102,6 @@ def _reduce_pairs(pairs: Iterable[GradientAndVariable]) -> list[GradientAndVaria
     pairs = list(pairs)
     grads = step.before_exchange([g for g, _ in pairs])
     mean = gradients.Reduction(step.session.comm).apply(grads, [v for _, v in pairs], step.samples)
-    step.after_exchange(mean, [v for _, v in pairs])
     marks = [_values(g).op for g in mean if g is not None]
     setattr(graph, _REDUCED, {*getattr(graph, _REDUCED, ()), *marks})
     return [(gradient, variable) for gradient, (_, variable) in zip(mean, pairs, strict=True)]

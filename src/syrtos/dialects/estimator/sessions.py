@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from syrtos.comm.world import Session
 from syrtos.dialects.estimator import graphs, hooks
+from syrtos.dialects.estimator.partitioned import PartitionedGraph
 
 if TYPE_CHECKING:
     from syrtos.dialects.estimator.config import RunConfig
-    from syrtos.dialects.estimator.protocols import MonitoredSession, Scaffold
+    from syrtos.dialects.estimator.protocols import GraphSession, MonitoredSession, Scaffold
     from syrtos.dialects.estimator.specs import EstimatorSpec
 
 v1 = tf.compat.v1
@@ -40,27 +41,36 @@ def train(
     scaffold: Scaffold,
     all_hooks: list[object],
     fetches: list[object],
+    partition: PartitionedGraph | None,
 ) -> None:
-    """Trains until a hook or the data stops it."""
+    """Trains until a hook or the data stops it.
+
+    ``fetches``: the number of this worker's samples, and the training operation.
+    """
     # The others get rank 0's variables by `BeginEqual`, and need not see its files.
     reads = config.model_dir if workers.world.rank == 0 else None
     creator = v1.train.ChiefSessionCreator(
         scaffold, config=config.session_config, checkpoint_dir=reads
     )
-    with v1.train.MonitoredSession(creator, all_hooks) as session:
+    with v1.train.MonitoredSession(_with_partition(creator, partition), all_hooks) as session:
         graphs.train(session, workers.ledger, fetches)
 
 
-def hooks_of_rank_0(config: RunConfig, loss: tf.Tensor, spec: EstimatorSpec) -> list[object]:
+def hooks_of_chief(
+    config: RunConfig, loss: tf.Tensor, spec: EstimatorSpec, rank: int
+) -> list[object]:
     """Returns the hooks that only rank 0 has: those that write files, and the chief's."""
+    # All workers build the same graph: they compute together what rank 0 writes.
     v1.summary.scalar("loss", loss)
+    merged = v1.summary.merge_all() if config.save_summary_steps else None
+    if rank:
+        return []
     found = [*(spec.training_chief_hooks or ())]
     if config.log_step_count_steps:
         found.append(
             v1.train.StepCounterHook(config.log_step_count_steps, output_dir=config.model_dir)
         )
     if config.save_summary_steps:
-        merged = v1.summary.merge_all()
         found.append(
             v1.train.SummarySaverHook(
                 config.save_summary_steps, output_dir=config.model_dir, summary_op=merged
@@ -75,6 +85,7 @@ def open_checkpoint(
     checkpoint: str | None,
     all_hooks: Sequence[object],
     rank: int,
+    partition: PartitionedGraph | None = None,
 ) -> MonitoredSession:
     """Returns a session with the variables of a checkpoint, which rank 0 must be able to read."""
     # With `BeginEqual` the others get rank 0's variables.
@@ -85,7 +96,23 @@ def open_checkpoint(
         config=config.session_config,
         checkpoint_filename_with_path=path,
     )
-    return v1.train.MonitoredSession(creator, all_hooks)
+    return v1.train.MonitoredSession(_with_partition(creator, partition), all_hooks)
+
+
+class _PartitioningCreator(v1.train.SessionCreator):
+    """Creates sessions whose runs are partitioned."""
+
+    def __init__(self, creator: Any, partition: PartitionedGraph) -> None:
+        self._creator, self._partition = creator, partition
+
+    def create_session(self) -> GraphSession:
+        """Returns a new session."""
+        self._partition.prepare()
+        return self._partition.install(self._creator.create_session())
+
+
+def _with_partition(creator: Any, partition: PartitionedGraph | None) -> Any:
+    return _PartitioningCreator(creator, partition) if partition else creator
 
 
 def write_summary(folder: str, results: Mapping[str, Any]) -> None:

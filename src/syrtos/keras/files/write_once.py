@@ -176,7 +176,7 @@ def _instead(path: str) -> str | None:
     if not world.is_initialized() or temporary.is_own(path):
         return None
     options = world.current().options
-    if options.verify != "only" or not options.run_dir:
+    if not options.verifies or not options.run_dir:
         return None
     return str(Path(options.run_dir, "saved", os.path.relpath(os.path.realpath(path), "/")))
 

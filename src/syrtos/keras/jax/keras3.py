@@ -138,7 +138,7 @@ def _meeting_steps(original: Method) -> Method:
         self: keras.Model, step_function: Step, *args: object, **kwargs: object
     ) -> Step:
         together = step.make_timed(step_function)
-        if world.current().options.verify == "only":
+        if world.current().options.verifies:
             return original(
                 self, verifying.verify_first_call(self, together.raw, together), *args, **kwargs
             )

@@ -37,7 +37,7 @@ class Verifying:
             session: the workers; in runs that are not of `syrtos verify` nothing is ended.
         """
         self._model, self._calls = model, 0
-        self._is_asked = session.options.verify == "only"
+        self._is_asked = session.options.verifies
 
     def count_call(self) -> None:
         """Counts a call with a batch of a data set.

@@ -297,12 +297,6 @@ def _rows_like(spec: tf.TensorSpec, count: int) -> tf.Tensor:
     return tf.zeros([count, *(n or 1 for n in spec.shape[1:])], spec.dtype)
 
 
-def share_of_tensors(batch: object, comm: Communicator) -> TensorShare:
-    """Returns this worker's share of a batch of graph tensors; each run of the graph has one."""
-    with tf.control_dependencies([compare_batches(tf.constant(0, tf.int64), batch, comm)]):
-        return _share(tf.nest.map_structure(_same, batch), comm)
-
-
 def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
     """Splits each batch into ``parts`` batches, in order."""
     # TensorFlow does so where a script shards the data itself: its batches have the global size,

@@ -133,8 +133,6 @@ def _aggregate(original: Method) -> Method:
             reduced = gradients.reduce_gradients(
                 self, step.before_exchange(given) if step else given
             )
-        if step:
-            step.after_exchange(reduced, variables)
         return [
             (gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)
         ]

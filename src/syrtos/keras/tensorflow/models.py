@@ -117,7 +117,7 @@ def needs_only_counting(session: Session) -> bool:
         or finite.is_asked()
         or asked.sync_every
         or asked.servers
-        or asked.verify == "only"
+        or asked.verifies
     )
 
 

@@ -71,7 +71,7 @@ class TensorFlowFunction:
         )
         self.function: Method = step
         self._has_told = False
-        self._is_to_verify = session.options.verify == "only"
+        self._is_to_verify = session.options.verifies
 
     def call(self, batches: Iterable[object], steps: int) -> object:
         """Calls the function.

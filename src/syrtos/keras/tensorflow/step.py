@@ -15,7 +15,7 @@ have seen.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import numpy as np
@@ -43,7 +43,6 @@ from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.trainer.timing import StepClock
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import FrameworkVariable
     from syrtos.keras.tensorflow.tf_internals import TracedFunctions
     from syrtos.keras.tensorflow.types import Gradient, Tree
 
@@ -129,16 +128,11 @@ class TensorFlowStep(Watcher):
         total = self.total("samples", self.samples)
         return tf.where(self.active, self.samples / tf.maximum(total, 1.0), 1.0)
 
-    # -- around the exchange of gradients, for steps of graphs -----------------------------------------
+    # -- before the exchange of gradients, for steps of graphs -----------------------------------------
 
     def before_exchange(self, gradients: list[Gradient | None]) -> list[Gradient | None]:
         """Returns the gradients whose mean by samples is to be taken."""
         return gradients
-
-    def after_exchange(
-        self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]
-    ) -> None:
-        """Does nothing: gradients are compared where an optimizer takes them."""
 
     # -- numbers of the global batch, for losses and metrics ---------------------------------------
 

@@ -177,6 +177,11 @@ def copy_operations(
     ]
 
 
+def is_of_function(graph: object) -> bool:
+    """Returns whether a graph is that of a `tf.function`, a branch or a loop."""
+    return isinstance(graph, func_graph.FuncGraph)
+
+
 def graph_of_function(operation: tf.Operation, attribute: str) -> TracedGraph | None:
     """Returns the graph of the function that an operation's attribute names; None if unknown."""
     graph: Any = operation.graph

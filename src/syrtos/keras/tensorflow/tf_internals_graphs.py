@@ -32,6 +32,43 @@ def graph() -> tf.Graph | None:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+@contextmanager
+def adding_to_final(final: tf.Graph) -> Iterator[None]:
+    """Context manager: operations are added to a graph of TensorFlow 1, also after it was made final."""
+    is_final, unlocked = final.finalized, final
+    if is_final:
+        unlocked._unsafe_unfinalize()
+    # Exchanges wait for conditions that are added from now on, not for the script's own.
+    setattr(final, _SEEN, len(final.get_operations()))
+    # No names of the script's own change, and no control dependencies of the caller's hold.
+    with (
+        _sizes_as_numbers(),
+        final.as_default(),
+        tf.name_scope(ADDED),
+        tf.control_dependencies(None),
+    ):
+        yield
+    if is_final:
+        final.finalize()
+
+
+@contextmanager
+def _sizes_as_numbers() -> Iterator[None]:
+    """Context manager: the sizes of a `TensorShape` are numbers, also after `disable_v2_behavior`."""
+    if isinstance(tf.TensorShape([1])[0], int):
+        yield
+        return
+    tf.compat.v1.enable_v2_tensorshape()
+    try:
+        yield
+    finally:
+        tf.compat.v1.disable_v2_tensorshape()
+
+
+# The scope of operations that `adding_to_final` adds.
+ADDED = "syrtos_partition/"
+
+
 def is_of_dataset() -> bool:
     """Returns whether ops are added to a function of a `tf.data` pipeline now."""
     current = graph()
@@ -114,23 +151,6 @@ def set_last_token(token: tf.Tensor) -> None:
     current = graph()
     if current is not None:
         setattr(current, _TOKEN, token)
-
-
-@contextmanager
-def exchanges_of_their_own() -> Iterator[None]:
-    """Makes exchanges added within the context independent of those before and after it."""
-    current = graph()
-    assert current is not None
-    before = {name: getattr(current, name) for name in (_TOKEN, _SEEN) if hasattr(current, name)}
-    with tf.control_dependencies(None):
-        setattr(current, _TOKEN, tf.constant(0))
-        setattr(current, _SEEN, len(current.get_operations()))
-        yield
-    for name in (_TOKEN, _SEEN):
-        if name in before:
-            setattr(current, name, before[name])
-        else:
-            delattr(current, name)
 
 
 @contextmanager

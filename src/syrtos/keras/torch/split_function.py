@@ -59,7 +59,7 @@ class TorchFunction:
         self._partitions: bool | None = None if self._is_split else False
         self._counts_rows = False
         self._noted = 0
-        self._is_to_verify = self._is_split and session.options.verify == "only"
+        self._is_to_verify = self._is_split and session.options.verifies
 
     def partitions(self, batch: object) -> bool:
         """Returns whether a step on this batch is partitioned. All workers call this together."""

@@ -38,7 +38,7 @@ def enclose(callback_list: CallbackList) -> None:
     """Puts our two callbacks around all others of a list."""
     # Once more after `within`: Keras itself adds callbacks to the list, e.g. its progress bar.
     session = world.current()
-    if world.sharing().world.rank or session.options.verify == "only":
+    if world.sharing().world.rank or session.options.verifies:
         callback_list.callbacks = callbacks_of_worker(callback_list.callbacks)
     last = AfterUsers(callback_list)
     keras_internals.call_in_training_thread(callback_list)

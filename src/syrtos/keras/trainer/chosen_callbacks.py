@@ -26,7 +26,7 @@ _PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 
 def callbacks_of_worker(chosen: list[object]) -> list[object]:
     """Returns the callbacks of a script that this worker runs."""
-    if world.current().options.verify == "only":
+    if world.current().options.verifies:
         chosen = [
             callback
             for callback in flatten(chosen)

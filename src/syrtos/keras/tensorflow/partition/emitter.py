@@ -100,8 +100,9 @@ class Emitter:
         start, count = self.share.bounds(rows)
         is_known = dims is not None and dims[rows.dim] == self.share.size(rows.each)
         if not is_known:
-            size = tf.shape(whole)[rows.dim]
-            start, count = tf.where(size == 1, 0, start), tf.where(size == 1, 1, count)
+            # In a graph of TensorFlow 1 `==` compares identities.
+            is_one = tf.equal(tf.shape(whole)[rows.dim], 1)
+            start, count = tf.where(is_one, 0, start), tf.where(is_one, 1, count)
         return slice_dim(whole, rows.dim, start, count)
 
     def _list_at_rows(self, value: Value, rows: RowPlacement) -> tf.Tensor:

@@ -202,6 +202,26 @@ class GraphRun:
         made._made = {op: [] for op in self._made}
         return made
 
+    def give(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Takes tensors that every worker has as they are, unless they have values already."""
+        for tensor in tensors:
+            self._found.setdefault(tensor.ref(), Value(tensor))
+
+    def value_of(self, tensor: tf.Tensor) -> Value:
+        """Returns the value of a tensor that was emitted or given."""
+        return self._found[tensor.ref()]
+
+    def operations_of(self, op: tf.Operation) -> list[tf.Operation]:
+        """Returns what stands for an operation where others wait for its end."""
+        if op.type == "NoOp":
+            return [made for other in _control_inputs(op) for made in self.operations_of(other)]
+        outside = [] if tf_internals_emission.is_of_function(op.graph) else [op]
+        return self._made.get(op, outside)
+
+    def was_emitted(self, op: tf.Operation) -> bool:
+        """Returns whether an operation has been emitted."""
+        return op in self._made
+
     def tensors(self) -> dict[Any, tf.Tensor]:
         """Returns this worker's tensors of what was emitted, by the references of the graph's own."""
         return {reference: value.tensor for reference, value in self._found.items()}
@@ -258,9 +278,11 @@ class GraphRun:
         )
 
     def _run(self, op: tf.Operation) -> None:
+        waits = _control_inputs(op)
         # Graphs of functions order what uses one resource by themselves, as it is added.
-        waits = [o for o in _control_inputs(op) if not (_uses_resource(op) and _uses_resource(o))]
-        with tf.control_dependencies([made for o in waits for made in self._made.get(o, ())]):
+        if tf_internals_emission.is_of_function(op.graph):
+            waits = [o for o in waits if not (_uses_resource(op) and _uses_resource(o))]
+        with tf.control_dependencies([made for o in waits for made in self.operations_of(o)]):
             self._partitioner.made = None
             results = self._partitioner.run(op, self._values(op))
         for tensor, value in zip(op.outputs, results, strict=True):
@@ -271,6 +293,8 @@ class GraphRun:
 
 def _is_only_read(tensor: tf.Tensor) -> bool:
     """Returns whether all that takes a tensor computes new memory from it."""
+    if not tf_internals_emission.is_of_function(tensor.graph):
+        return False  # a session may fetch it
     is_output = any(tensor is output for output in getattr(tensor.graph, "outputs", ()))
     return not is_output and all(
         consumer.type in _READING or is_compiled_call(consumer) for consumer in tensor.consumers()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow.types import BatchStep
 
 
-_FEW_ROWS = "its batch has fewer rows than there are workers"
+FEW_ROWS = "its batch has fewer rows than there are workers"
 _NO_ROWS = (
     "its batches have no dense tensors with a row for each worker (ragged and sparse tensors, and"
     " tensors of unknown rank, are not partitioned)"
@@ -84,7 +84,7 @@ class PartitionedStep:
         """
         rows = self.rows_of(batch)
         if why := self.failure or why_whole(rows, tf.executing_eagerly()):
-            if why != _FEW_ROWS:  # as the last batch of many an epoch
+            if why != FEW_ROWS:  # as the last batch of many an epoch
                 self._tell(why)
             self._note(rows)
             return self._compute_whole(rows)
@@ -98,7 +98,7 @@ class PartitionedStep:
         why = self.failure or why_whole(rows, False)
         if not why:
             return self.emit(program, rows)
-        if why != _FEW_ROWS:
+        if why != FEW_ROWS:
             self._tell(why)
         return program.concrete(*rows.tensors)
 
@@ -196,32 +196,18 @@ class PartitionedStep:
 
     def trace(self, rows: BatchRows) -> TracedStep:
         """Returns the step's program of the whole batch."""
-        found: dict[Any, object] = {}
-        updated: list[object] = []
-        compresses = self._session.options.compress != "none"
-
-        def note(
-            optimizer: object, gradients: Sequence[Any], variables: Sequence[Variable]
-        ) -> None:
-            updated.append(optimizer)
-            # What a codec keeps of scaled gradients would be of no use at another scale.
-            if compresses and hasattr(optimizer, "inner_optimizer"):
-                return
-            for gradient, variable in zip(gradients, state.held_objects(variables), strict=False):
-                if isinstance(gradient, tf.Tensor):
-                    found.update(dict.fromkeys(_terms_of(gradient), variable))
+        notes = GradientTerms(self._session)
 
         def compute(*tensors: tf.Tensor) -> object:
-            found.clear()  # a function that makes variables is traced twice
-            updated.clear()
-            with noted_gradients.noting_gradients(note, updates=True):
+            notes.clear()  # a function that makes variables is traced twice
+            with noted_gradients.noting_gradients(notes.note, updates=True):
                 return self.step(rows.pack(tensors))
 
         function = tf.function(compute, autograph=False)
         # The variables that a first step makes are given their values here too.
         with as_one_process():
             concrete = function.get_concrete_function(*rows.specs())
-        return TracedStep(concrete, found, bool(updated))
+        return TracedStep(concrete, notes.variables, notes.has_update)
 
     def _note(self, rows: BatchRows) -> None:
         """Counts the samples of a step, and the time for which it waited for its data."""
@@ -236,6 +222,37 @@ class PartitionedStep:
         with tf.device("/cpu:0"):
             samples = tf.cast(rows.share.count, tf.float32)
             tf.numpy_function(note, [ready_at(rows.tensors), samples], tf.int32, stateful=True)
+
+
+class GradientTerms:
+    """Notes the gradients that optimizers are given while a program is traced.
+
+    Attributes:
+        variables: the gradients' variables, by the references of the tensors that a tape gave.
+        has_update: whether an optimizer makes an update.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.variables: dict[Any, object] = {}
+        self.has_update = False
+        self._compresses = session.options.compress != "none"
+
+    def clear(self) -> None:
+        """Forgets what was noted."""
+        self.variables.clear()
+        self.has_update = False
+
+    def note(
+        self, optimizer: object, gradients: Sequence[Any], variables: Sequence[Variable]
+    ) -> None:
+        """Notes an update."""
+        self.has_update = True
+        # What a codec keeps of scaled gradients would be of no use at another scale.
+        if self._compresses and hasattr(optimizer, "inner_optimizer"):
+            return
+        for gradient, variable in zip(gradients, state.held_objects(variables), strict=False):
+            if isinstance(gradient, tf.Tensor):
+                self.variables.update(dict.fromkeys(_terms_of(gradient), variable))
 
 
 @dataclasses.dataclass
@@ -275,7 +292,7 @@ def why_whole(rows: BatchRows, eagerly: bool) -> str:
     if rows.dense:
         return ""
     is_ranked = any(tensor.shape.rank for tensor in rows.tensors)
-    return _FEW_ROWS if rows.share.is_static and is_ranked else _NO_ROWS
+    return FEW_ROWS if rows.share.is_static and is_ranked else _NO_ROWS
 
 
 @dataclasses.dataclass
