@@ -400,7 +400,11 @@ def _workers(asked: int | None, hosts: tuple[Host, ...], elastic: Elastic | None
 
 
 def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
-    names = {field.name for field in dataclasses.fields(Options)} - {"run_dir", *_OF_LOCAL_STEPS}
+    names = {field.name for field in dataclasses.fields(Options)} - {
+        "run_dir",
+        "verifies",
+        *_OF_LOCAL_STEPS,
+    }
     given = {name: getattr(chosen, name) for name in names}
     return Options(run_dir=str(run_dir), **given, **_local_steps(chosen.sync_every))
 

@@ -576,9 +576,10 @@ def loop_in_a_graph() -> None:
 
 def partitioned(function: Any) -> list[Any]:
     """The traced programs of a loop's function, as this worker runs them."""
-    program = record_of(function, loop_functions.LoopRecord).function
-    assert program is not None
-    return program.emitted._list_all_concrete_functions()
+    found = record_of(function, loop_functions.LoopRecord).function
+    assert found is not None
+    emitted: list[Any] = [one.emitted for one in found.programs.values() if one.emitted]
+    return [program for one in emitted for program in one._list_all_concrete_functions()]
 
 
 def loop_on_own_batches() -> None:
@@ -599,10 +600,99 @@ def loop_on_own_batches() -> None:
         mine = slice(first + COMM.rank, first + 30, COMM.size)
         loss = float(step(tf.constant(x[mine]), tf.constant(y[mine])))
     assert not equal_everywhere(loss)
+    assert equal_everywhere(trained.get_weights()[0])
     plain = model()
     for first in (0, 30, 60):
         plain.train_on_batch(x[first : first + 30], y[first : first + 30])
     np.testing.assert_allclose(trained.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
+
+
+def loops_on_rows_of_a_table() -> None:
+    """An optimizer that squares single rows, in an eager loop of whole batches and in a function."""
+    places, expected = tf.constant([0, 1, 1, 4]), []
+    for is_graph in (False, True):
+        table = keras.layers.Embedding(6, 3, embeddings_initializer="ones")
+        table.build()
+        optimizer = keras.optimizers.Adagrad(0.1)
+
+        def step(at: Any, table: Any = table, optimizer: Any = optimizer) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(table(at) ** 2)
+            optimizer.apply(
+                tape.gradient(loss, table.trainable_variables), table.trainable_variables
+            )
+
+        called = tf.function(step) if is_graph else step
+        for _ in range(2):
+            called(places)
+        expected.append(table.get_weights()[0])
+    # Keras counts both gradients of row 1 as steps of their own.
+    first = 1 - 0.1 * 2 / np.sqrt(0.1 + 4)
+    accumulated = 4.1 + (2 * first) ** 2
+    np.testing.assert_allclose(
+        expected[0][0], first - 0.2 * first / np.sqrt(accumulated), rtol=1e-5
+    )
+    np.testing.assert_allclose(expected[0], expected[1], rtol=1e-5)
+
+
+def loop_on_an_iterator_of_its_own() -> None:
+    """A script that knows its rank may read its own data in the function: equal arguments do not say that batches are."""
+    world.current().rank_aware = True
+    trained, optimizer = model(), keras.optimizers.SGD(0.05)
+    x, y = data()
+    mine = tf.data.Dataset.from_tensor_slices((x, y)).shard(COMM.size, COMM.rank)
+    batches = iter(mine.batch(30 // COMM.size))
+
+    @tf.function
+    def step(factors: Any) -> None:
+        x, y = next(batches)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(trained(x) - y)) * tf.reduce_mean(factors)
+        optimizer.apply(
+            tape.gradient(loss, trained.trainable_variables), trained.trainable_variables
+        )
+
+    for _ in range(3):
+        step(tf.constant([1.0, 1.0, 1.0]))
+    plain = model()
+    for first in (0, 30, 60):
+        plain.train_on_batch(x[first : first + 30], y[first : first + 30])
+    np.testing.assert_allclose(trained.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
+    assert equal_everywhere(trained.get_weights()[0])
+
+
+def functions_keep_their_traces() -> None:
+    """Arguments by name and defaults; what is called is what is saved, and traced once."""
+    traced: list[int] = []
+
+    class Scale(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([])])
+        def __call__(self, x: Any, factor: Any = 2.0) -> Any:
+            traced.append(1)
+            return x * factor
+
+    scale = Scale()
+    assert scale(factor=tf.constant(3.0), x=tf.constant([1.0])).numpy() == [3.0]
+    assert scale(tf.constant([1.0])).numpy() == [2.0]
+    assert len(traced) == scale.__call__.experimental_get_tracing_count() == 1
+    tf.saved_model.save(scale, str(FOLDER / "scale"))
+    assert tf.saved_model.load(str(FOLDER / "scale"))(tf.constant([2.0])).numpy() == [4.0]
+
+
+def loops_of_old_optimizers() -> None:
+    x, y = data(12)
+    for is_graph in (False, True):
+        weight = tf.Variable(tf.ones([6, 1]))
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+
+        def step(x: Any, y: Any, weight: Any = weight, optimizer: Any = optimizer) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weight - y))
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+        (tf.function(step) if is_graph else step)(tf.constant(x), tf.constant(y))
+        expected = 1 - 0.1 * 2 / 12 * x.T @ (x @ np.ones((6, 1)) - y)
+        np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4)
 
 
 def loop_whose_batches_begin_to_differ() -> None:

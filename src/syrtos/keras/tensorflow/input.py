@@ -17,7 +17,12 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
-from syrtos.keras.tensorflow import reproducible, tf_internals, tf_internals_pipelines
+from syrtos.keras.tensorflow import (
+    reproducible,
+    tf_internals,
+    tf_internals_iterators,
+    tf_internals_pipelines,
+)
 from syrtos.keras.tensorflow.input_comparison import (
     LEFT_TO_THREADS,
     compare_batches,
@@ -217,7 +222,7 @@ def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
     def strip(share: TensorShare) -> object:
         # tf.data runs maps without side effects in parallel, ahead of the step. Reading the clock
         # is a side effect.
-        with tf.control_dependencies([tf.timestamp()]):
+        with tf.control_dependencies([tf_internals_iterators.timestamp()]):
             return tf.nest.map_structure(
                 lambda leaf: _same(_none_if(share.samples, leaf)), share.data
             )

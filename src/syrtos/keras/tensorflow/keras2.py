@@ -27,6 +27,7 @@ from syrtos.keras.tensorflow import (
     keras2_data,
     keras2_on_servers,
     models,
+    script_gradients,
     strategy,
 )
 from syrtos.keras.tensorflow import patching as common
@@ -264,6 +265,12 @@ LOSSES = [
 ]
 OPTIMIZERS = [
     Patch(f"{_OPTIMIZER}:Optimizer", "aggregate_gradients", _aggregate, _SAMPLES),
+    Patch(
+        _LEGACY,
+        "apply_gradients",
+        script_gradients.applied_by_a_replica,
+        "The original refuses loops of a script's own, in which the default strategy is in force.",
+    ),
     Patch(_LEGACY, "_aggregate_gradients", _aggregate, _SAMPLES),
     Patch(
         _SCALING,

@@ -108,6 +108,7 @@ def weighted_mean(
     lend: bool = False,
     variables: Sequence[object] = (),
     bounds: Bounds = (),
+    may_be_whole: bool = False,
 ) -> list[Gradient]:
     """Averages a step's gradients over all workers; worker ``r``'s count by ``weight[r] / total``.
 
@@ -123,6 +124,7 @@ def weighted_mean(
         variables: the variables of the gradients, which may be compressed if they are given.
         bounds: for each gradient the bounds of the workers' parts. Of a dense one each worker then
             gets its own part of the average alone, flat: see `Communicator.weighted_part_sum`.
+        may_be_whole: see `syrtos.comm.sparse.weighted_rows`.
     """
     results: list[Gradient] = list(gradients)
     for bucket in buckets(gradients):
@@ -131,10 +133,11 @@ def weighted_mean(
         if bounds and not isinstance(gradients[bucket[0]], tf.IndexedSlices):
             dense = cast("list[tf.Tensor]", [gradients[i] for i in bucket])
             summed = _exchange_parts(comm, dense, weight, [bounds[i] for i in bucket])
+        elif isinstance(rows := gradients[bucket[0]], tf.IndexedSlices):  # they travel alone
+            summed = [_exchange_rows(comm, rows, weight, may_merge, may_be_whole)]
         else:
-            summed = _exchange_bucket(
-                comm, [gradients[i] for i in bucket], weight, may_merge, lend, owners
-            )
+            dense = cast("list[tf.Tensor]", [gradients[i] for i in bucket])
+            summed = _exchange_bucket(comm, dense, weight, lend, owners)
         for index, tensor in zip(bucket, summed, strict=True):
             results[index] = tensor
     return results
@@ -171,21 +174,15 @@ def _nbytes(gradient: Gradient) -> int:
 
 def _exchange_bucket(
     comm: Communicator,
-    bucket: list[Gradient],
+    dense: list[tf.Tensor],
     weight: tf.Tensor,
-    may_merge: bool,
     lend: bool,
     variables: list[object],
 ) -> Sequence[Gradient]:
-    first = bucket[0]
-    if isinstance(first, tf.IndexedSlices):
-        return [_exchange_rows(comm, first, weight, may_merge)]
-
     def run(share: Array, *arrays: Array) -> list[Array]:
         return compression.weighted_mean(comm, arrays, float(share), variables, lend)
 
-    dense = cast("list[tf.Tensor]", bucket)  # rows travel alone
-    name = f"gradients: {len(bucket)} tensors, {sum(map(_nbytes, bucket)) / 1e6:.3g} MB"
+    name = f"gradients: {len(dense)} tensors, {sum(map(_nbytes, dense)) / 1e6:.3g} MB"
     summed = exchange(run, [weight, *dense], [g.dtype for g in dense], telling_of_sum(), name)
     for result, gradient in zip(summed, dense, strict=True):
         result.set_shape(gradient.shape)
@@ -214,14 +211,20 @@ def _exchange_parts(
 
 
 def _exchange_rows(
-    comm: Communicator, gradient: tf.IndexedSlices, weight: tf.Tensor, may_merge: bool
+    comm: Communicator,
+    gradient: tf.IndexedSlices,
+    weight: tf.Tensor,
+    may_merge: bool,
+    may_be_whole: bool,
 ) -> tf.IndexedSlices:
     # Of such rows one process has none twice, and optimizers square what stands twice by itself;
     # those whose rows may be merged add them up.
     is_unique = not may_merge and tf_internals_graphs.is_unique(gradient.indices)
 
     def run(share: Array, values: Array, indices: Array, rows: Array) -> list[Array]:
-        found = weighted_rows(comm, values, indices, int(rows), float(share), may_merge)
+        found = weighted_rows(
+            comm, values, indices, int(rows), float(share), may_merge, may_be_whole
+        )
         return list(sum_repeated_rows(*found) if is_unique else found)
 
     assert gradient.dense_shape is not None

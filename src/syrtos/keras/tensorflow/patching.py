@@ -68,6 +68,7 @@ def patch_tensorflow() -> None:
     replace(tf, "gradients", script_gradients.reduced_where_made)
     for name in ("jacobian", "batch_jacobian"):
         replace(tf.GradientTape, name, script_gradients.of_own_rows)
+    replace(tf.compat.v1.train.Optimizer, "apply_gradients", script_gradients.applied_by_a_replica)
     # A worker reads what it has logged to a folder that it made for itself.
     replace(tempfile, "mkdtemp", temporary.remembering)
     _patch_files()

@@ -137,8 +137,11 @@ class Reduction:
         if self.op is ReduceOp.ADASUM:
             return [ops.allreduce(self.comm, tf.convert_to_tensor(g), self.op) for g in grads]
         sent, contexts = self._compress(grads)
+        # A loop without a strategy may compute whole batches on each worker.
+        may_be_whole = self.op is ReduceOp.MEAN and isinstance(weight, float)
+        share = tf.cast(weight, tf.float32)
         mean = ops.weighted_mean(
-            self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend, variables, bounds
+            self.comm, sent, share, may_merge, self.lend, variables, bounds, may_be_whole
         )
         if self.op is ReduceOp.SUM:
             mean = [times(g, self.comm.size) for g in mean]

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
+from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras.replica import state
+from syrtos.keras.split import noted_gradients
 from syrtos.keras.tensorflow import ops, tf_internals
-from syrtos.keras.tensorflow.assignments import current_step
+from syrtos.keras.tensorflow.assignments import (
+    as_one_process,
+    computes_whole_batch,
+    current_step,
+)
 from syrtos.keras.tensorflow.reduction import Reduction
+from syrtos.keras.tensorflow.strategy import replica_of_world, splits_in_script
+from syrtos.keras.trainer import timing
 from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
@@ -77,6 +85,31 @@ def _sources_of(
 
 def _is_variable(source: FrameworkVariable) -> bool:
     return isinstance(state.held_objects([source])[0], tf.Variable)
+
+
+def applied_by_a_replica(original: Callable[..., R]) -> Callable[..., R]:
+    """Wraps `apply_gradients` of optimizers that want to be called by a replica of a strategy.
+
+    In a loop of the script's own there is no strategy to the script: the gradients are the mean
+    over the workers, of whole batches or of their own, and the update is made as in one process.
+    """
+
+    @functools.wraps(original)
+    def apply_gradients(self: object, grads_and_vars: object, *args: Any, **kwargs: Any) -> R:
+        is_plain = tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context()
+        if not is_plain or splits_in_script():
+            return original(self, grads_and_vars, *args, **kwargs)
+        grads, variables = (
+            list(each) for each in zip(*cast("Iterable[Any]", grads_and_vars), strict=True)
+        )
+        if notes := noted_gradients.noting():
+            notes.note(self, grads, variables)
+        if not computes_whole_batch():
+            grads = Reduction(world.sharing().comm).apply(grads, variables)
+        with timing.updating(), as_one_process(), replica_of_world():
+            return original(self, list(zip(grads, variables, strict=True)), *args, **kwargs)
+
+    return apply_gradients
 
 
 def _reduce_differentiably(

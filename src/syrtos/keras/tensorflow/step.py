@@ -319,7 +319,7 @@ def ready_at(data: object) -> tf.Tensor:
     ]
     # The clock is read when the first tensor is there, not when the step begins.
     with tf.control_dependencies(tensors[:1]):
-        return tf.stack([tf_internals_iterators.asked_at(), tf.timestamp()])
+        return tf.stack([tf_internals_iterators.asked_at(), tf_internals_iterators.timestamp()])
 
 
 def count_samples(data: object) -> tuple[tf.Tensor, Any]:

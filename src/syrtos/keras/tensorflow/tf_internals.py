@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -25,7 +25,10 @@ from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.distribute import device_util, one_device_strategy
 from tensorflow.python.eager import context, record
-from tensorflow.python.eager.polymorphic_function import tracing_compilation
+from tensorflow.python.eager.polymorphic_function import (
+    function_type_utils,
+    tracing_compilation,
+)
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import summary_ops_v2 as summary_ops
@@ -167,7 +170,7 @@ def watch_functions(
     original: Callable[..., object] = Function.__call__
 
     def call_as_it_is(self: Function, *args: object, **kwargs: object) -> object:
-        with set_within(_by_xla, is_compiled() or bool(getattr(self, "_jit_compile", False))):
+        with set_within(_by_xla, is_compiled() or is_compiled_function(self)):
             return original(self, *args, **kwargs)
 
     def call(self: Function, *args: object, **kwargs: object) -> object:
@@ -187,15 +190,32 @@ def copy_function(function: Function) -> Function:
     return function._clone(None)
 
 
-def function_like(function: Function, call: Callable[..., object]) -> Function:
-    """Returns a `tf.function` of ``call`` that is traced for the same arguments as ``function``."""
-    made = tf.function(
-        call,
-        autograph=False,
-        input_signature=function.input_signature,
-        reduce_retracing=function._reduce_retracing,
+def is_compiled_function(function: Function) -> bool:
+    """Returns whether a `tf.function` has ``jit_compile=True``."""
+    return bool(getattr(function, "_jit_compile", False))
+
+
+def flat_inputs(
+    function: Function, concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tf.Tensor]:
+    """Returns the tensors among arguments of a `tf.function`, as one of its traces takes them."""
+    # As TensorFlow itself does before it calls a trace. Seen in TensorFlow 2.21.
+    given = function_type_utils.canonicalize_function_inputs(
+        args, kwargs, function.function_type, function._default_values
     )
-    return cast("Function", made)
+    bound = concrete.function_type.bind(*given.args, **given.kwargs)
+    return list(concrete.function_type.unpack_inputs(bound))
+
+
+def function_of_tensors(call: Callable[..., object], concrete: Any) -> Callable[..., object]:
+    """Returns a `tf.function` of the tensors that a trace takes."""
+    taken = concrete.inputs[: len(concrete.inputs) - len(concrete.graph.captures)]
+    of_rows = all(tensor.dtype not in (tf.resource, tf.variant) for tensor in taken)
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
+    made: Any = tf.function(call, autograph=False, input_signature=specs if of_rows else None)
+    # It would name a function that the script does not have.
+    made._omit_frequent_tracing_warning = True
+    return made
 
 
 _by_xla: ContextVar[bool] = ContextVar("by_xla", default=False)

@@ -6,7 +6,7 @@ They have been seen to work on TensorFlow 2.18 to 2.21.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import tensorflow as tf
@@ -175,6 +175,27 @@ def copy_operations(
     return [
         next(copied) if output.op.name in names else found[output.ref()] for output in graph.outputs
     ]
+
+
+def has_operation(graph: Any, types: Container[str]) -> bool:
+    """Returns whether a graph, or a function that it calls, has an operation of some types."""
+    waiting, seen = [graph], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        for operation in one.get_operations():
+            if operation.type in types:
+                return True
+            names = [
+                function.name
+                for attribute in operation.node_def.attr.values()
+                for function in (attribute.func, *attribute.list.func)
+            ]
+            called = [one._get_function(name) for name in names if name and one._is_function(name)]
+            waiting += [found.graph for found in called if getattr(found, "graph", None)]
+    return False
 
 
 def is_of_function(graph: object) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
+from tensorflow.python.framework import config
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from syrtos.keras.tensorflow import tf_internals_graphs
@@ -24,6 +27,15 @@ def variable_handle(name: str, *shape: int) -> tf.Tensor:
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros(shape, tf.float64))
         return handle
+
+
+def timestamp() -> tf.Tensor:
+    """Returns an operation that reads the clock, float64 seconds since the epoch."""
+    # After `tf.config.experimental.enable_op_determinism` TensorFlow refuses its own clock.
+    if not config.is_op_determinism_enabled():
+        return tf.timestamp()
+    now = tf.numpy_function(lambda: np.float64(time.time()), [], tf.float64, stateful=True)
+    return tf.ensure_shape(now, [])
 
 
 def _asked_handle() -> tf.Tensor:
@@ -45,7 +57,7 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
         if not isinstance(tf_internals_graphs.graph(), FuncGraph):
             return original(self)
         with tf.device("/cpu:0"):
-            noted = tf.raw_ops.AssignVariableOp(resource=_asked_handle(), value=tf.timestamp())
+            noted = tf.raw_ops.AssignVariableOp(resource=_asked_handle(), value=timestamp())
         with tf.control_dependencies([noted]):
             return original(self)
 

@@ -94,6 +94,11 @@ class _CallRecord:
     updates: bool = False
 
 
+def makes_updates(function: object) -> bool:
+    """Returns whether an optimizer's update was seen in a call of a script's `tf.function`."""
+    return read_record(function, _CallRecord).updates
+
+
 @contextlib.contextmanager
 def computing(function: object = None) -> Iterator[None]:
     """Context manager around what a script's own loop calls to compute.

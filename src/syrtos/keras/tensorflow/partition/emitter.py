@@ -202,9 +202,8 @@ class Emitter:
             order = [rows.dim, *(d for d in range(value.tensor.shape.rank) if d != rows.dim)]
             (found,) = self.exchanges.gather([tf.transpose(value.tensor, order)])
             found = tf.transpose(found, np.argsort(order))
-        dims = self.dims(value)
-        assert dims is not None
-        found.set_shape([size if isinstance(size, int) else None for size in dims])
+        if (dims := self.dims(value)) is not None:
+            found.set_shape([size if isinstance(size, int) else None for size in dims])
         return found
 
 

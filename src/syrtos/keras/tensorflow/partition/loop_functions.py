@@ -8,9 +8,8 @@ may call it on one worker alone.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,27 +18,52 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
+from syrtos.errors import SyrtosError
 from syrtos.keras import fitting
 from syrtos.keras.datasets.checksums import checksum_of, is_compared
 from syrtos.keras.replica.updates import AskedReductions
-from syrtos.keras.split import verdicts
-from syrtos.keras.tensorflow import tf_internals
-from syrtos.keras.tensorflow.assignments import computes_whole_batch, current_step
-from syrtos.keras.tensorflow.partition.step import PartitionedStep, rows_among
+from syrtos.keras.split import noted_gradients, verdicts
+from syrtos.keras.tensorflow import tf_internals, tf_internals_emission
+from syrtos.keras.tensorflow.assignments import (
+    as_one_process,
+    computes_whole_batch,
+    current_step,
+)
+from syrtos.keras.tensorflow.partition.step import (
+    FEW_ROWS,
+    GradientTerms,
+    PartitionedStep,
+    TracedStep,
+    rows_among,
+    why_whole,
+)
 from syrtos.keras.tensorflow.strategy import is_of_framework, splits_in_script
+from syrtos.keras.trainer import timing
 from syrtos.records import record_of
 
 
-class _OwnBatchesError(Exception):
-    """Ends the tracing of a function whose arguments are not the same on all workers."""
+@dataclasses.dataclass
+class _Program:
+    """A trace of a function.
+
+    Attributes:
+        concrete: computes the whole function.
+        makes_updates: whether an optimizer makes an update in it.
+        emitted: this worker's part, which takes the tensors that ``concrete`` takes; None where
+            every worker computes it whole.
+    """
+
+    concrete: Any
+    makes_updates: bool
+    emitted: Callable[..., object] | None = None
 
 
 class LoopFunction:
     """A `tf.function` of a script's own loop.
 
     Attributes:
-        has_own_batches: whether it trains, and the workers call it with batches of their own.
-        emitted: this worker's part; it takes the positional arguments, and those by name.
+        is_plain: whether it is called as it is, because it does not train.
+        programs: its traces so far, by the identities of the concrete functions.
     """
 
     def __init__(self, function: Any, session: Session) -> None:
@@ -48,75 +72,165 @@ class LoopFunction:
             function: the script's.
             session: the workers.
         """
-        self.has_own_batches = False
-        self._session, self._has_told = session, False
-        self._calls, self._arguments, self._is_training = 0, ((), {}), False
+        self.is_plain = False
+        self.programs: dict[int, _Program] = {}
+        self._session = session
+        self._calls, self._has_told = 0, False
         self._name = getattr(function.python_function, "__name__", "function")
-        self._new_copy = functools.partial(
-            tf_internals.copy_function, tf_internals.copy_function(function)
-        )
-        self._step = PartitionedStep(self._compute, session, True, self._tell_whole)
-        self.emitted = tf_internals.function_like(function, self._emit)
+        self._is_compiled = tf_internals.is_compiled_function(function)
+        # Called in place of the function where workers have batches of their own: the function's
+        # own traces hold no exchange.
+        self._on_own: Any = None
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
+    def call(
+        self, function: Any, call: Callable[..., object], args: Sequence[Any], kwargs: Any
+    ) -> object:
         """Calls the function; every worker gets the result for the whole arguments.
+
+        Args:
+            function: the script's. A record must not refer to its object.
+            call: calls the function as it is.
+            args: the positional arguments.
+            kwargs: the arguments by name.
 
         Raises:
             DataError: the workers were given equal arguments so far, and unequal ones now.
         """
-        self._arguments = args, kwargs
-        if self._is_training:
-            self._compare()
-        failure = self._step.failure
+        if self._on_own is not None:
+            return self._on_own(*args, **kwargs)
+        program = self._program_of(function, args, kwargs)
+        if self._on_own is not None:
+            return self._on_own(*args, **kwargs)
+        if not program.makes_updates:
+            self.is_plain = all(not one.makes_updates for one in self.programs.values())
+            return call(*args, **kwargs)
+        inputs = tf_internals.flat_inputs(function, program.concrete, args, kwargs)
+        if not self._have_equal(inputs):
+            return self._call_on_own(function, args, kwargs)
+        if program.emitted is None:
+            return call(*args, **kwargs)
         try:
-            return self.emitted(*args, **kwargs)
-        except Exception:
-            if self._step.failure == failure:
-                raise
+            return program.emitted(*inputs)
+        except _NotEmittedError:
             # No step was made: the error came while the program was emitted, on each worker.
-            return self.emitted(*args, **kwargs)
+            program.emitted = None
+            return call(*args, **kwargs)
 
-    def _compare(self) -> None:
-        """Compares the arguments of some calls over the workers. All workers call this together."""
+    def _call_on_own(self, function: Any, args: Sequence[Any], kwargs: Any) -> object:
+        self._on_own = _copy_on_own(function)
+        return self._on_own(*args, **kwargs)
+
+    def _program_of(self, function: Any, args: Sequence[Any], kwargs: Any) -> _Program:
+        """Returns the trace of the function for arguments, as one process makes it."""
+        terms = GradientTerms(self._session)
+        before = function.experimental_get_tracing_count()
+        concrete = _trace(function, args, kwargs, terms)
+        known = self.programs.get(id(concrete))
+        if known is not None:
+            return known
+        if function.experimental_get_tracing_count() == before:
+            # It was traced when nobody looked at the optimizers, e.g. under a tape.
+            concrete = _trace(tf_internals.copy_function(function), args, kwargs, terms)
+        program = self.programs[id(concrete)] = _Program(concrete, terms.has_update)
+        if splits_in_script() or not _is_of_loop(self._session):
+            # The trace itself has shown that the script exchanges, or splits, by itself.
+            self._on_own = _copy_on_own(function)
+        elif program.makes_updates and self._session.rank_aware and _reads_data(concrete.graph):
+            self._on_own = _copy_on_own(function)
+        elif program.makes_updates:
+            self._tell_not_compiled()
+            program.emitted = self._emitted(program, terms)
+        return program
+
+    def _emitted(self, program: _Program, terms: GradientTerms) -> Callable[..., object]:
+        """Returns the `tf.function` of this worker's part of a program."""
+        step = PartitionedStep(lambda _: None, self._session, True, self._tell_whole)
+        traced = TracedStep(program.concrete, terms.variables, True)
+
+        def emit(*inputs: tf.Tensor) -> object:
+            rows = rows_among(list(inputs), self._session)
+            if why := step.failure or why_whole(rows, False):
+                if why != FEW_ROWS:
+                    self._tell_whole(why)
+                raise _NotEmittedError
+            try:
+                return step.emit(traced, rows)
+            except SyrtosError:
+                raise
+            except Exception as error:
+                self._tell_whole(step.failure)
+                raise _NotEmittedError from error
+
+        return tf_internals.function_of_tensors(emit, program.concrete)
+
+    def _have_equal(self, inputs: Sequence[tf.Tensor]) -> bool:
+        """Returns whether all workers have the same inputs; they are compared in some calls."""
         number, self._calls = self._calls, self._calls + 1
         # A script that knows its rank may take its own batches from any call on.
         if not (is_compared(number) or self._session.rank_aware):
-            return
-        arrays = [np.asarray(leaf) for leaf in _tensors(self._arguments)]
+            return True
+        arrays = [i.numpy() for i in inputs if i.dtype not in (tf.resource, tf.variant)]
         checksums = self._session.comm.agree("compare arguments", checksum_of(arrays))
-        if len(set(checksums)) > 1 and (number == 0 or self._session.rank_aware):
-            self.has_own_batches = True
-            raise _OwnBatchesError
-        fitting.check_same_data(checksums, number)
-
-    def _emit(self, *args: Any, **kwargs: Any) -> object:
-        """Adds this worker's part of a call to the graph of `emitted`."""
-        rows = rows_among((args, kwargs), self._session)
-        program = self._step.trace(rows)
-        if not program.makes_updates or splits_in_script():
-            return program.concrete(*rows.tensors)
-        if not self._is_training:
-            self._is_training = True
-            with tf.init_scope():
-                self._compare()
-        return self._step.emit_or_compute(program, rows)
-
-    def _compute(self, arguments: Any) -> object:
-        args, kwargs = arguments
-        # What an optimizer is given is seen while the function is traced, so it is traced each time.
-        return self._new_copy()(*args, **kwargs)
+        if len(set(checksums)) == 1:
+            return True
+        if number and not self._session.rank_aware:
+            fitting.check_same_data(checksums, number)
+        return False
 
     def _tell_whole(self, why: str) -> None:
         if not self._has_told:
             self._has_told = True
             verdicts.tell(why, self._session, f"`{self._name}`")
 
+    def _tell_not_compiled(self) -> None:
+        if self._is_compiled and self._session.world.rank == 0:
+            self._is_compiled = False
+            print(
+                f"syrtos: jit_compile=True is left out of `{self._name}`: a compiled function can't"
+                " contain the exchange between workers. Random numbers in it are those of"
+                " TensorFlow without XLA, which draws others.",
+                file=sys.stderr,
+            )
+
+
+class _NotEmittedError(Exception):
+    """Ends the emission of a program that every worker is to compute whole."""
+
+
+def _trace(function: Any, args: Sequence[Any], kwargs: Any, terms: GradientTerms) -> Any:
+    with as_one_process(), noted_gradients.noting_gradients(terms.note, updates=True):
+        return function.get_concrete_function(*args, **kwargs)
+
+
+def _reads_data(graph: Any) -> bool:
+    """Returns whether a graph takes data by itself, of which each worker may have its own."""
+    return tf_internals_emission.has_operation(graph, _READING)
+
+
+# Operations that take data from a pipeline or from Python.
+_READING = frozenset(
+    ("EagerPyFunc", "IteratorGetNext", "IteratorGetNextAsOptional", "PyFunc", "PyFuncStateless")
+)
+
 
 @dataclasses.dataclass
 class LoopRecord:
-    """The record of a script's `tf.function`: what is called in its place, once it was called."""
+    """The record of a script's `tf.function`.
+
+    Attributes:
+        function: what is called in its place, once it was called.
+        is_on_own: whether it is a copy for batches of a worker's own, which is called as it is.
+    """
 
     function: LoopFunction | None = None
+    is_on_own: bool = False
+
+
+def _copy_on_own(function: Any) -> Any:
+    """Returns a copy of a function in which optimizers exchange gradients."""
+    copy = tf_internals.copy_function(function)
+    record_of(copy, LoopRecord).is_on_own = True
+    return copy
 
 
 def call_function(
@@ -130,17 +244,18 @@ def call_function(
         args: the positional arguments.
         kwargs: the arguments by name.
     """
-    if not world.is_initialized() or is_of_framework(function) or not _tensors((args, kwargs)):
+    if not world.is_initialized() or is_of_framework(function) or not _have_rows((args, kwargs)):
         return call(*args, **kwargs)
     session = world.current()
     if not _is_of_loop(session):
         return call(*args, **kwargs)
     record = record_of(function, LoopRecord)
+    if record.is_on_own:
+        return call(*args, **kwargs)
     record.function = record.function or LoopFunction(function, session)
-    if not record.function.has_own_batches:
-        with contextlib.suppress(_OwnBatchesError):
-            return record.function.call(args, kwargs)
-    return call(*args, **kwargs)
+    if record.function.is_plain and not timing.makes_updates(function):
+        return call(*args, **kwargs)
+    return record.function.call(function, call, args, kwargs)
 
 
 def _is_of_loop(session: Session) -> bool:
@@ -162,7 +277,7 @@ def _is_of_loop(session: Session) -> bool:
     )
 
 
-def _tensors(arguments: object) -> list[Any]:
-    """Returns the tensors and arrays among arguments that may have the rows of a batch."""
-    leaves = tf.nest.flatten(arguments)
-    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor | np.ndarray) and leaf.ndim]
+def _have_rows(arguments: object) -> bool:
+    """Returns whether there are tensors or arrays among arguments that may have a batch's rows."""
+    leaves = tf.nest.flatten(arguments, expand_composites=True)
+    return any(isinstance(leaf, tf.Tensor | np.ndarray) and leaf.ndim for leaf in leaves)

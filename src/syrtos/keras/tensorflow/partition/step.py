@@ -90,18 +90,6 @@ class PartitionedStep:
             return self._compute_whole(rows)
         return self.emit(self.trace(rows), rows)
 
-    def emit_or_compute(self, program: TracedStep, rows: BatchRows) -> object:
-        """Emits a program for this worker's rows, or calls it where it has to be computed whole.
-
-        Args and errors are those of `emit`.
-        """
-        why = self.failure or why_whole(rows, False)
-        if not why:
-            return self.emit(program, rows)
-        if why != FEW_ROWS:
-            self._tell(why)
-        return program.concrete(*rows.tensors)
-
     def rows_of(self, batch: Numbered | TensorShare) -> BatchRows:
         """Returns this worker's rows of a batch. All workers call this together."""
         if isinstance(batch, TensorShare):
