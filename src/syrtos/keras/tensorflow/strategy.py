@@ -112,7 +112,9 @@ class Strategy(tf.distribute.Strategy):
         # A step of `fit` notes its assignments itself.
         shared = current_step() is not None or computes_whole_batch()
         alone = session.world.size == 1 or shared or world.sharing() is not session
-        world.part(_StrategyState).has_run |= not alone and not is_of_framework(fn)
+        # Also while the whole of a function is traced, whose loop is the script's own.
+        if session.world.size > 1 and current_step() is None and not is_of_framework(fn):
+            world.part(_StrategyState).has_run = True
         with (
             timing.computing(fn),
             self.scope(),

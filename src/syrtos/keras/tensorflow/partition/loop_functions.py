@@ -39,7 +39,7 @@ from syrtos.keras.tensorflow.partition.step import (
 )
 from syrtos.keras.tensorflow.strategy import is_of_framework, splits_in_script
 from syrtos.keras.trainer import timing
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 
 @dataclasses.dataclass
@@ -96,17 +96,15 @@ class LoopFunction:
         Raises:
             DataError: the workers were given equal arguments so far, and unequal ones now.
         """
-        if self._on_own is not None:
-            return self._on_own(*args, **kwargs)
         program = self._program_of(function, args, kwargs)
-        if self._on_own is not None:
-            return self._on_own(*args, **kwargs)
+        if self.is_on_own:
+            return self.call_on_own(function, args, kwargs)
         if not program.makes_updates:
             self.is_plain = all(not one.makes_updates for one in self.programs.values())
             return call(*args, **kwargs)
         inputs = tf_internals.flat_inputs(function, program.concrete, args, kwargs)
         if not self._have_equal(inputs):
-            return self._call_on_own(function, args, kwargs)
+            return self.call_on_own(function, args, kwargs)
         if program.emitted is None:
             return call(*args, **kwargs)
         try:
@@ -116,8 +114,14 @@ class LoopFunction:
             program.emitted = None
             return call(*args, **kwargs)
 
-    def _call_on_own(self, function: Any, args: Sequence[Any], kwargs: Any) -> object:
-        self._on_own = _copy_on_own(function)
+    @property
+    def is_on_own(self) -> bool:
+        """True where the workers call it with batches of their own."""
+        return self._on_own is not None
+
+    def call_on_own(self, function: Any, args: Sequence[Any], kwargs: Any) -> object:
+        """Calls a copy of the function in which optimizers exchange gradients."""
+        self._on_own = self._on_own or _copy_on_own(function)
         return self._on_own(*args, **kwargs)
 
     def _program_of(self, function: Any, args: Sequence[Any], kwargs: Any) -> _Program:
@@ -246,12 +250,15 @@ def call_function(
     """
     if not world.is_initialized() or is_of_framework(function) or not _have_rows((args, kwargs)):
         return call(*args, **kwargs)
-    session = world.current()
+    session, record = world.current(), read_record(function, LoopRecord)
+    if record.is_on_own:
+        return call(*args, **kwargs)
+    # The function's own traces hold no exchange once it was called in such a loop.
+    if record.function is not None and (record.function.is_on_own or splits_in_script()):
+        return record.function.call_on_own(function, args, kwargs)
     if not _is_of_loop(session):
         return call(*args, **kwargs)
     record = record_of(function, LoopRecord)
-    if record.is_on_own:
-        return call(*args, **kwargs)
     record.function = record.function or LoopFunction(function, session)
     if record.function.is_plain and not timing.makes_updates(function):
         return call(*args, **kwargs)
