@@ -180,6 +180,16 @@ def test_a_rank_that_ends_without_a_word_is_no_success_and_no_stop(
     ended.check_nothing_left()
 
 
+def test_a_rank_that_leaves_in_a_function_of_atexit(tmp_path: Path, script: Path) -> None:
+    """It has finished; the other worker, which waits for it at its own end, ends too."""
+    script.write_text(
+        "import atexit, os, syrtos\nif syrtos.rank() == 0:\n    atexit.register(os._exit, 0)\n"
+    )
+    ended = run(tmp_path, "-n", "2", script, within=START)
+    assert ended.code == 0, ended.stderr
+    ended.check_nothing_left()
+
+
 def test_the_log_says_where_exit_was_called(tmp_path: Path) -> None:
     ended = run(tmp_path, "-n", "2", PLAIN, "vanish_with_0", within=START)
     assert f'"{PLAIN}", line ' in ended.log(1)

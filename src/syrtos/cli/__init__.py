@@ -107,6 +107,8 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         _print_help()
         return 0 if words else 2
     refuse_unknown_command(words, _COMMANDS)
+    if not _has_folder():
+        return 2
     made = parser(words[0])
     if words[0] in _WITH_SCRIPTS:
         _commands_of(made).choices[words[0]].refuse_unknown_options(words[1:])
@@ -152,6 +154,20 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _has_folder() -> bool:
+    """Returns whether the current folder is there; says what to do if it is not."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print(
+            "syrtos: the current folder was removed. Expected: one that exists. `cd` to another"
+            " one, and call the command again.",
+            file=sys.stderr,
+        )
+        return False
+    return True
 
 
 def process_main(arguments: list[str] | None = None) -> NoReturn:

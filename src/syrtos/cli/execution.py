@@ -19,6 +19,7 @@ from syrtos.cli.run_request import (
     REQUEST,
     KeptRequest,
     RunRequest,
+    digest_of_script,
     note,
     read_request,
     request_changes,
@@ -315,6 +316,7 @@ class _GenerationStarter:
         unrecorded: the files of the run that could not be written.
         new_interpreters: the variable by which workers import their frameworks themselves, once a
             script needed that.
+        digest: that of the script, of the generation before; empty before the first.
     """
 
     members: Membership
@@ -324,6 +326,7 @@ class _GenerationStarter:
     began: float
     unrecorded: Unrecorded
     new_interpreters: dict[str, str] = dataclasses.field(default_factory=dict)
+    digest: str = ""
 
     def start(self, folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
         """Runs a generation, recorded in ``folder``.
@@ -341,6 +344,7 @@ class _GenerationStarter:
                 f"{', '.join(sorted(without))} can't be reached: their workers run on the other"
                 " hosts"
             )
+        self._tell_change(spec.program.name)
         outcome = self._run_once(spec, folder, variables(spec.workers), without)
         if outcome.otherwise and outcome.end is not End.STOPPED:
             output.say(
@@ -353,6 +357,15 @@ class _GenerationStarter:
             outcome = self._run_once(spec, folder, variables(spec.workers), without)
         self.began = steady.now()
         return outcome
+
+    def _tell_change(self, script: str) -> None:
+        """Says that the script is no longer the one with which the run went on so far."""
+        before, self.digest = self.digest, digest_of_script(script)
+        if before and self.digest != before:
+            output.say(
+                f"{script} has changed since the run was begun: the workers that start now run it as"
+                " it is now, from the last snapshot"
+            )
 
     def _run_once(
         self, spec: Spec, folder: Path, variables: Mapping[str, str], without: frozenset[str]

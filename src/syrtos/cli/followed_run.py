@@ -74,7 +74,7 @@ def print_status(run_dir: Path) -> int:
     followed = find_followed(run_dir)
     state = _state_of(run_dir, followed)
     print(describe_state(run_dir, followed, state))
-    return (state.code or 1) if state.phase in ("failed", "stopped") else 0
+    return ((state.code or 1) & 0xFF or 1) if state.phase in ("failed", "stopped") else 0
 
 
 def _state_of(run_dir: Path, followed: Submitted | None) -> RunState:

@@ -66,7 +66,7 @@ class RunRequest:
         )
         described = {
             "program": dataclasses.asdict(dataclasses.replace(spec.program, name=name)),
-            "sha256": _digest(name),
+            "sha256": digest_of_script(name),
             "versions": versions(),
             "folder": os.getcwd(),
             "workers": spec.workers,
@@ -118,7 +118,7 @@ class RunRequest:
         _write(path, self.identifying_facts() | facts)
 
 
-def _digest(script: str) -> str:
+def digest_of_script(script: str) -> str:
     """Returns the SHA-256 of a script's file; empty for a module."""
     return hashlib.sha256(Path(script).read_bytes()).hexdigest() if os.path.isfile(script) else ""
 
@@ -201,7 +201,7 @@ def read_request(run_dir: Path) -> RunRequest:
         )
     if (ended := end_of(found)) and ended[0] is End.FINISHED:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
-    if _digest(spec.program.name) != found.get("sha256", ""):
+    if digest_of_script(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
     kept = found.get("environment") or {}
     if changed := changed_names(spec.program, settings.environment(), kept):

@@ -123,7 +123,7 @@ def _read_request(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
 
 
 def _pairs(given: list[str], option: str) -> dict[str, str]:
-    wrong = [text for text in given if "=" not in text]
+    wrong = [text for text in given if not text.partition("=")[1] or not text.partition("=")[0]]
     if wrong:
         raise ConfigurationError(f"`{option}` is written NAME=VALUE. Received: {wrong[0]!r}.")
     return dict(text.split("=", 1) for text in given)

@@ -218,9 +218,7 @@ def generation_folder(run_dir: Path, number: int) -> Path:
 
 def all_folders(run_dir: Path) -> list[Path]:
     """Returns the folders of all generations so far, in order."""
-    return [
-        generation_folder(run_dir, number) for number in range(1, _last_generation(run_dir) + 1)
-    ]
+    return [generation_folder(run_dir, number) for number in (1, *_later_generations(run_dir))]
 
 
 def has_snapshot(run_dir: Path) -> bool:
@@ -248,12 +246,23 @@ def forget(run_dir: Path) -> None:
 
 def next_generation(run_dir: Path, resume: bool) -> int:
     """Returns the number of the generation with which a run in this folder begins, or goes on."""
-    return _last_generation(run_dir) + 1 if resume else 1
+    return max((1, *_later_generations(run_dir))) + 1 if resume else 1
 
 
-def _last_generation(run_dir: Path) -> int:
-    numbers = [path.name.rpartition("-")[2] for path in run_dir.glob("generation-*")]
-    return max((int(number) for number in numbers if number.isdigit()), default=1)
+# What is in the folder of a generation from its beginning on; others of that name are the user's.
+_OF_GENERATIONS = ("ledger", "logs", "launcher.json")
+
+
+def _later_generations(run_dir: Path) -> list[int]:
+    """Returns the numbers of the generations after the first that have a folder, in order."""
+    named = {path.name.rpartition("-")[2]: path for path in run_dir.glob("generation-*")}
+    return sorted(
+        int(number)
+        for number, path in named.items()
+        if number.isdecimal()
+        and number.isascii()
+        and any((path / name).exists() for name in _OF_GENERATIONS)
+    )
 
 
 @contextmanager

@@ -239,6 +239,11 @@ def judge(facts: Facts) -> Outcome:
     )
 
 
+def _exit_code_of(failure: Mapping[str, Any]) -> int:
+    """Returns the exit code of a worker that failed, as a kernel passes it on, but never 0."""
+    return int(failure.get("code", 1)) & 0xFF or 1
+
+
 def _verdict(facts: Facts) -> Outcome:
     if facts.stopped_by is not None:
         code = 128 + stop_signal(facts.stopped_by)
@@ -262,8 +267,8 @@ def _verdict(facts: Facts) -> Outcome:
             and first["rank"] not in facts.hung
             and "StalledError" in first.get("text", "")
         ):
-            return Outcome(End.HUNG, int(first.get("code", 1)) or 1, min(facts.hung))
-        return Outcome(End.FAILED, int(first.get("code", 1)) or 1, first["rank"])
+            return Outcome(End.HUNG, _exit_code_of(first), min(facts.hung))
+        return Outcome(End.FAILED, _exit_code_of(first), first["rank"])
     if facts.interrupted:
         return _outcome_of(ProcessEnd(facts.interrupted[0], -signal.SIGINT))
     if facts.unfinished:

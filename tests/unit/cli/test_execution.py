@@ -6,11 +6,18 @@ import dataclasses
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from syrtos.checkpoint.encoding import pack
-from syrtos.cli.execution import _goes_on, _may_be_forgotten, execute, this_machine
+from syrtos.cli.execution import (
+    _GenerationStarter,
+    _goes_on,
+    _may_be_forgotten,
+    execute,
+    this_machine,
+)
 from syrtos.cli.run_request import KeptRequest, RunRequest, note, read_request
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
@@ -191,3 +198,16 @@ def test_names_of_this_machine_are_known_and_others_are_not() -> None:
         for name in ("localhost", "127.0.0.1", socket.gethostname(), "no-such-host.invalid")
     )
     assert this_machine(hosts).here == {"localhost", "127.0.0.1", socket.gethostname()}
+
+
+def test_a_script_that_changed_before_a_restart_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import keras")
+    nothing: Any = None
+    starter = _GenerationStarter(nothing, nothing, nothing, nothing, 0.0, nothing)
+    for text, is_told in (("import keras", False), ("import keras", False), ("pass", True)):
+        script.write_text(text)
+        starter._tell_change(str(script))
+        assert (f"{script} has changed since" in capsys.readouterr().err) == is_told

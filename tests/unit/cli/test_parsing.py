@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from syrtos import cli
@@ -88,3 +90,15 @@ def test_commands_are_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
         < said.index("look before and after:")
         < said.index("  doctor ")
     )
+
+
+def test_a_current_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    for words in (["status"], ["run", "train.py"], ["report"]):
+        assert cli.main(words) == 2
+        assert "`cd` to another one" in capsys.readouterr().err

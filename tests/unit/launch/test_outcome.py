@@ -160,3 +160,11 @@ def test_an_error_that_all_workers_share() -> None:
     assert not judged(failures=[*failures[:2], other]).failed_alike
     alone = judged(processes=1, workers={0: {}}, failures=[{"rank": 0, "text": "x"}])
     assert not alone.failed_alike
+
+
+@pytest.mark.parametrize(("status", "code"), [(256, 1), (257, 1), (3, 3), (0, 1), (-1, 255)])
+def test_the_code_of_a_failed_run_is_never_0(status: int, code: int) -> None:
+    """A kernel passes on eight bits."""
+    failure = {"rank": 1, "text": "it failed", "code": status}
+    outcome = judged(failures=[failure])
+    assert (outcome.end, outcome.code) == (End.FAILED, code)

@@ -153,8 +153,8 @@ class Server:
         self._lock = try_lock(home.path / "serving")
         if self._lock is None:
             raise ConfigurationError(
-                f"A service already runs in {home.path}, at {home.endpoint()}. Stop it, or set"
-                " SYRTOS_HOME."
+                f"A service already runs in {home.path},"
+                f" {_address_of(home)}. Stop it, or set SYRTOS_HOME."
             )
         if home.backups:
             home.backups.check()
@@ -253,6 +253,11 @@ def _configuration(app: App, tls: tuple[Path, Path] | None) -> uvicorn.Config:
     )
 
 
+def _address_of(home: Home) -> str:
+    found = home.endpoint()
+    return f"at {found}" if found else "whose endpoint.json there is missing or damaged"
+
+
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family)
@@ -261,8 +266,9 @@ def _listening(host: str, port: int) -> socket.socket:
         found.bind((host, port))
         # at once: a client that has read the address may connect before the service is ready
         found.listen(512)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", "") or "ports are numbers from 0 to 65535"
         raise ConfigurationError(
-            f"The service can't listen on {host}:{port}: {error.strerror}. Give another `--port`."
+            f"The service can't listen on {host}:{port}: {why}. Give another `--port`."
         ) from error
     return found

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from syrtos import settings
+from syrtos.errors import ConfigurationError
 from syrtos.jobs.placement import Placement
 from syrtos.jobs.store.backups import Backups
 from syrtos.jobs.store.reserve import Reserve
@@ -38,7 +39,13 @@ class Home:
     def __init__(self, path: Path | None = None) -> None:
         given = settings.environment().get("SYRTOS_HOME")
         self.path = (path or Path(given or Path.home() / ".local" / "share" / "syrtos")).resolve()
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The folder of jobs, {self.path}, can't be made: {error.strerror}. Set SYRTOS_HOME"
+                " to one that can."
+            ) from error
         # `mkdir` sets no mode of a folder that was there
         if self.path.stat().st_mode & 0o077:
             self.path.chmod(0o700)
@@ -231,5 +238,11 @@ def _keys(path: Path) -> tuple[str, str]:
         }
         with contextlib.suppress(FileExistsError):
             write_new(path, json.dumps(made))
-    found = json.loads(path.read_text())
-    return found["access_key"], found["secret_key"]
+    try:
+        found = json.loads(path.read_text())
+        return str(found["access_key"]), str(found["secret_key"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} is damaged: it should hold `access_key` and `secret_key` as JSON. Remove it:"
+            " the next command makes new keys, which clients then need."
+        ) from error

@@ -95,6 +95,7 @@ class _WorkerProcess:
         self._control = os.dup(2)
         self._supervised = supervised  # else no launcher reads the reports
         self._log: log_files.WorkerLog | None = None
+        self._has_finished = False
 
     # -- running -------------------------------------------------------------------------------
 
@@ -284,6 +285,7 @@ class _WorkerProcess:
     def _say_finished(self) -> None:
         """Reports that this worker has finished."""
         # Nothing else counts as an end: a library may end the process with exit code 0.
+        self._has_finished = True
         self._tell("finished")
 
     # -- reporting -----------------------------------------------------------------------------
@@ -307,6 +309,8 @@ class _WorkerProcess:
             faulthandler.dump_traceback(2, all_threads=False)
             self._tell("left", code=status)
             events.drain(self._control)
+            if status == 0 and self._has_finished:
+                _finalize_mpi()
         _exit(status)
 
     def _report_error(self, error: BaseException) -> int:
@@ -456,6 +460,15 @@ def _end_children() -> None:
 
 def _rank_before_mpi(env: Mapping[str, str]) -> int:
     return int(env.get("PMI_RANK") or env.get("SLURM_PROCID") or 0)
+
+
+def _finalize_mpi() -> None:
+    """Waits for the other workers as at a normal end, for which they wait."""
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.Finalize()
 
 
 def _cause(error: BaseException) -> BaseException:

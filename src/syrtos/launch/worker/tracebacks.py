@@ -67,18 +67,19 @@ def advice(error: BaseException, size: int) -> str:
         )
     if size < 2:
         return ""
+    text = _text_of(error)
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             f"All {size} workers run this script, and another may have opened that port before:"
             " start servers where `syrtos.rank() == 0`."
         )
-    if type(error).__module__.startswith("torch.distributed") or "EADDRINUSE" in str(error):
+    if type(error).__module__.startswith("torch.distributed") or "EADDRINUSE" in text:
         return (
             f"All {size} workers run this script, and it starts a distributed training of its own"
             " (`torch.distributed`). Run it with `python`, or take that out of it: `syrtos run`"
             " trains plain `model.fit` on all workers."
         )
-    if "must equal the product of mesh_shape" in str(error):
+    if "must equal the product of mesh_shape" in text:
         return (
             f"`jax.devices()` are the devices of all {size} workers, and `jax.local_devices()`"
             " those of one: give a mesh the shape `(len(jax.devices()),)`."
@@ -95,6 +96,14 @@ def advice(error: BaseException, size: int) -> str:
             f" {error.filename!r} before: write `if syrtos.rank() == 0:` around it."
         )
     return ""
+
+
+def _text_of(error: BaseException) -> str:
+    """Returns an error's message; empty where the script's own class fails to give it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def _is_keras_import(error: BaseException) -> bool:

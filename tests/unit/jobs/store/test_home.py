@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from syrtos.jobs.store.home import is_locked, try_lock
+import pytest
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.store.home import Home, is_locked, try_lock
 
 
 def test_asking_for_a_lock_refuses_it_to_nobody(tmp_path: Path) -> None:
@@ -29,3 +32,17 @@ def test_asking_for_a_lock_refuses_it_to_nobody(tmp_path: Path) -> None:
     for thread in asking:
         thread.join()
     assert is_locked(path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="Set SYRTOS_HOME to one that can"):
+        Home(tmp_path / "file" / "home")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "\x00"])
+def test_damaged_keys_are_named(tmp_path: Path, text: str) -> None:
+    home = Home(tmp_path)
+    (tmp_path / "credentials.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"credentials.json is damaged"):
+        home.keys()

@@ -219,3 +219,17 @@ def test_a_port_that_another_worker_has_opened() -> None:
         error = caught(lambda: socket.create_server(server.getsockname(), reuse_port=False))
     assert "start servers where `syrtos.rank() == 0`" in tracebacks.advice(error, 2)
     assert tracebacks.advice(error, 1) == ""
+
+
+class Unprintable(Exception):
+    """An error whose message can't be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
+def test_an_error_that_has_no_message_is_shown_as_python_shows_it() -> None:
+    with pytest.raises(Unprintable) as raised:
+        raise Unprintable
+    assert tracebacks.advice(raised.value, 2) == ""
+    assert "Unprintable: <exception str() failed>" in tracebacks.short_text(raised.value)
