@@ -158,13 +158,11 @@ class Runner:
         except JobOverError:
             self._record.finish(self._record.why)
         except SyrtosError as error:
+            kind = "InternalServerError" if isinstance(error, NodesLostError) else "ClientError"
             if self._home.reserve.is_needed():
                 self._fail_for_room(str(error))
             else:
-                self._record.fail(
-                    f"{'InternalServerError' if isinstance(error, NodesLostError) else 'ClientError'}:"
-                    f" {error}"
-                )
+                self._record.fail(f"{kind}: {error}")
         except Exception as error:
             # a mistake of ours: the attempt's files may help to find it, and stay. On a full disk
             # they don't, since there is not even room for the traceback
@@ -438,14 +436,16 @@ class Runner:
         compressed = self._job.request["OutputDataConfig"].get("CompressionType") != "NONE"
         for name, archive in (("model", "model.tar.gz"), ("output/data", "output.tar.gz")):
             folders = self._folders.outputs(self._job, name)
-            uri = (
-                self._job.artifacts
-                if compressed
-                else f"{self._job.artifacts}/{Path(archive).stem.split('.')[0]}"
-            )
-            artifacts.upload(
-                self._places, folders, uri, archive if compressed else None, self._folders.job
-            )
+            uri = self._job.artifacts + ("" if compressed else f"/{archive.partition('.')[0]}")
+            packed = archive if compressed else None
+            try:
+                artifacts.upload(self._places, folders, uri, packed, self._folders.job)
+            except OSError as error:
+                self._failed_inside = True  # what was trained stays
+                raise DataError(
+                    f"{uri} can't be written ({error.strerror}). The job's files are still in"
+                    f" {', '.join(map(str, folders))}."
+                ) from error
         if self._record.why:
             self._record.finish(self._record.why)
         elif outcome.end is not End.FINISHED:
