@@ -148,6 +148,32 @@ def own_loop_of_two_models() -> tuple[Any, Logs]:
     return critic, {"seen": [sum(each) for each in seen]}
 
 
+@keras3
+def own_loop_that_waits_for_its_gradients() -> tuple[Any, Logs]:
+    """TensorFlow keeps the many operations that one waits for in an order of addresses, which no exchange may follow."""
+    keras.utils.set_random_seed(18)
+    towers = [keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]) for _ in range(12)]
+    model = keras.Model(
+        inputs := keras.Input((12,)),
+        keras.layers.Concatenate()([t(inputs[:, i : i + 1]) for i, t in enumerate(towers)]),
+    )
+    optimizer, counted = keras.optimizers.SGD(0.05), tf.Variable(tf.constant(0), trainable=False)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        with tf.control_dependencies(gradients):
+            counted.assign_add(1)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    batches = tf.data.Dataset.from_tensor_slices(data()).batch(32)
+    return model, {"loss": [float(step(x, y)) for _ in range(3) for x, y in batches]}
+
+
 @case
 def own_loop_with_distributed_optimizer() -> tuple[Any, Logs]:
     from syrtos.keras import DistributedOptimizer

@@ -383,6 +383,75 @@ def draws_and_statistics_are_of_the_batch(folder: Path) -> None:
         np.testing.assert_allclose(made.get_variable_value(name), value, rtol=1e-4, atol=1e-6)
 
 
+def many_metrics(folder: Path) -> None:
+    """An operation that waits for many has them in an order of addresses: no exchange may follow it."""
+
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", initializer=np.linspace(-1, 1, 4, dtype=np.float32)[:, None])
+        p = features["x"] @ w
+        loss = tf.reduce_mean(tf.square(p - labels))
+        step = v1.train.GradientDescentOptimizer(0.0).minimize(loss, v1.train.get_global_step())
+        metrics = {f"m{i}": v1.metrics.mean(p + i) for i in range(12)}
+        return E.EstimatorSpec(mode, loss=loss, train_op=step, eval_metric_ops=metrics)
+
+    made = E.Estimator(net, str(folder)).train(reads(20, 1), steps=1)
+    found = made.evaluate(reads(20, 1))
+    expected = (X @ np.linspace(-1, 1, 4, dtype=np.float32)[:, None]).mean()
+    np.testing.assert_allclose(
+        [found[f"m{i}"] for i in range(12)], expected + np.arange(12), rtol=1e-4, atol=1e-5
+    )
+
+
+def sparse_features(folder: Path) -> None:
+    """Each batch is taken once, and computed whole."""
+
+    def input_fn() -> Any:
+        rows = tf.data.Dataset.range(24).batch(4)
+        return rows.map(lambda n: ({"s": tf.sparse.from_dense(tf.stack([n + 1, n + 1], 1))}, n))
+
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", (40, 1), initializer=v1.zeros_initializer())
+        p = tf.compat.v1.nn.safe_embedding_lookup_sparse(w, features["s"], combiner="sum")
+        loss = tf.reduce_sum(p) + 0.0 * tf.cast(tf.reduce_sum(labels), tf.float32)
+        step = v1.train.GradientDescentOptimizer(1.0).minimize(loss, v1.train.get_global_step())
+        return E.EstimatorSpec(mode, loss=loss, train_op=step)
+
+    made = E.Estimator(net, str(folder)).train(input_fn)
+    assert made.get_variable_value("global_step") == 6
+    seen = np.flatnonzero(made.get_variable_value("w"))
+    np.testing.assert_array_equal(seen, np.arange(1, 25))
+
+
+def exchanges_in_several_conditions(folder: Path) -> None:
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", initializer=np.ones((4, 4), np.float32))
+        h = features["x"] @ w
+        largest = [
+            tf.cond(
+                tf.reduce_sum(labels) < 1e9,
+                lambda i=i: tf.reduce_max(tf.sort(h[:, i])),
+                lambda: 0.0,
+            )
+            for i in range(4)
+        ]
+        tf.stack(largest, name="largest")
+        op = v1.assign_add(v1.train.get_global_step(), 1)
+        return E.EstimatorSpec(mode, loss=tf.reduce_sum(largest), train_op=op)
+
+    class Largest(v1.train.SessionRunHook):
+        def before_run(self, run_context: Any) -> Any:
+            del run_context
+            return v1.train.SessionRunArgs("largest:0")
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            del run_context
+            np.testing.assert_allclose(
+                run_values.results, np.full(4, X[:20].sum(1).max()), rtol=1e-5
+            )
+
+    E.Estimator(net, str(folder)).train(reads(20, 1), steps=1, hooks=[Largest()])
+
+
 def conditions_of_tensorflow_1(folder: Path) -> None:
     """What is not understood is computed whole, and said."""
 

@@ -103,6 +103,8 @@ def build_partitioned(
         mode: one of `ModeKeys`.
     """
     notes = GradientTerms(workers)
+    sources = _tensors(batch)
+    batch = of_placeholders(batch)
     with (
         as_one_process(),
         noted_gradients.noting_gradients(notes.note, updates=True),
@@ -114,9 +116,28 @@ def build_partitioned(
     loss = scalar_loss(spec.loss)
     done = _step_operation(spec, metrics, assigned if is_training else [], is_training)
     what = f"`model_fn` in mode {mode!r}"
-    partition = PartitionedGraph(workers, batch, notes.variables, [loss, done], what)
+    partition = PartitionedGraph(workers, batch, sources, notes.variables, [loss, done], what)
     active = tf.constant(True)
     return BuiltStep(spec, loss, done, metrics, partition.count, active, partition, notes)
+
+
+def of_placeholders(batch: Any) -> Any:
+    """Returns a batch whose tensors can be fed.
+
+    TensorFlow may look past other fed tensors for what they are made of, and so take a further
+    batch from the data.
+    """
+    fed = (v1.placeholder_with_default(tensor, tensor.shape) for tensor in _tensors(batch))
+    flat = [
+        next(fed) if isinstance(leaf, tf.Tensor) else leaf
+        for leaf in tf.nest.flatten(batch, expand_composites=True)
+    ]
+    return tf.nest.pack_sequence_as(batch, flat, expand_composites=True)
+
+
+def _tensors(batch: object) -> list[tf.Tensor]:
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    return [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
 
 
 def build_on_own(

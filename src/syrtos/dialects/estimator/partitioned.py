@@ -23,7 +23,7 @@ from syrtos.keras import fitting
 from syrtos.keras.datasets.checksums import checksum_of, is_compared
 from syrtos.keras.split import verdicts
 from syrtos.keras.split.described_errors import describe_error
-from syrtos.keras.tensorflow import tf_internals_graphs
+from syrtos.keras.tensorflow import tf_internals_emission, tf_internals_graphs
 from syrtos.keras.tensorflow.partition.exchanges import WorkerExchanges
 from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
@@ -40,6 +40,12 @@ v1 = tf.compat.v1
 _OLD_CONTROL_FLOW = frozenset(
     ("Enter", "Exit", "LoopCond", "Merge", "NextIteration", "RefEnter", "RefMerge", "RefSwitch")
 ) | {"Switch"}
+# Functions that are always called: their operations are emitted by themselves.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+# Operations that draw random numbers from a state of their own.
+_DRAWS = frozenset(
+    ("Multinomial", "RandomGamma", "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal")
+) | {"RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal"}
 # What a session can fetch: a tensor, an operation, or the name of one.
 Element = Any
 
@@ -70,6 +76,7 @@ class PartitionedGraph:
         self,
         workers: Session,
         batch: object,
+        sources: Sequence[tf.Tensor],
         gradients: Mapping[Any, object],
         expected: Sequence[Element],
         what: str,
@@ -77,14 +84,15 @@ class PartitionedGraph:
         """
         Args:
             workers: all of the run.
-            batch: the structure of a whole batch's tensors.
+            batch: the structure of a whole batch's tensors, which can be fed.
+            sources: the tensors that take the next batch from the data, in the order of the leaves.
             gradients: the variables of gradients, as `GradientTerms` has them.
             expected: the tensors and operations that each step fetches.
             what: describes the graph, for messages.
         """
         self.failure = ""
         self._workers, self._gradients, self._what = workers, gradients, what
-        self._expected = expected
+        self._expected, self._sources = expected, sources
         self._graph = v1.get_default_graph()
         self.report, self._runs, self._has_told = Report(), 0, False
         with tf_internals_graphs.adding_to_final(self._graph):
@@ -97,6 +105,9 @@ class PartitionedGraph:
         self._leaves = [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
         self._references = {leaf.ref() for leaf in self._leaves}
         self._depends: dict[tf.Operation, bool] = {}
+        self._places: dict[tf.Operation, int] = {}
+        # Conditions and loops in which the workers exchange.
+        self._exchanging = 0
         self._elements: dict[Element, Element] = {}
         # What runs the operations of `model_fn` themselves.
         self.run_whole: Callable[..., Any] = _not_installed
@@ -147,7 +158,7 @@ class PartitionedGraph:
             return call(fetches, feed_dict)
         given = feed_dict or {}
         try:
-            arrays = dict(zip(self._leaves, original(self._leaves, given), strict=True))
+            arrays = dict(zip(self._leaves, original(self._sources, given), strict=True))
         except tf.errors.OutOfRangeError:
             # As in one process, what does not wait for the batch may run once more.
             return call(fetches, feed_dict)
@@ -193,7 +204,7 @@ class PartitionedGraph:
 
     def next_batch(self, session: GraphSession) -> dict[object, Any]:
         """Takes the next batch from the data; returns what a run is to be fed with."""
-        return dict(zip(self._leaves, self.run_whole(self._leaves), strict=True))
+        return dict(zip(self._leaves, self.run_whole(self._sources), strict=True))
 
     def why_always_whole(self) -> str:
         """Returns why no batch can be split; empty where one can."""
@@ -212,10 +223,25 @@ class PartitionedGraph:
     def _tell(self, why: str) -> bool:
         """Says once why a batch is computed whole; returns whether it is."""
         # The last batch of many an epoch has few rows.
+        if why == FEW_ROWS and not self._has_told and self._draws():
+            self._has_told = True
+            verdicts.tell(
+                "a batch has fewer rows than there are workers; random draws in such batches, and"
+                " after them, are not those of one process",
+                self._workers,
+                self._what,
+            )
         if why and why != FEW_ROWS and not self._has_told:
             self._has_told = True
             verdicts.tell(why, self._workers, self._what)
         return bool(why)
+
+    def _draws(self) -> bool:
+        """Returns whether a random operation with a state depends on the batch."""
+        return any(
+            depends and op.type in _DRAWS and op.op_def.is_stateful
+            for op, depends in self._depends.items()
+        )
 
     # -- what is fetched -----------------------------------------------------------------------------
 
@@ -233,6 +259,7 @@ class PartitionedGraph:
         if op not in self._depends:
             # In the order in which they were added: after what they take.
             for one in self._graph.get_operations()[len(self._depends) :]:
+                self._places[one] = len(self._places)
                 before = [*(tensor.op for tensor in one.inputs), *one.control_inputs]
                 self._depends[one] = not one.name.startswith(tf_internals_graphs.ADDED) and (
                     any(self._is_leaf(tensor) for tensor in one.inputs)
@@ -284,7 +311,15 @@ class PartitionedGraph:
         made = set(operations)
         for op in operations:
             program.give([tensor for tensor in op.inputs if tensor.op not in made])
+        before = len(self._graph.get_operations())
         program.emit(operations)
+        added = self._graph.get_operations()[before:]
+        self._exchanging += sum(
+            op.type not in _CALLS and tf_internals_emission.calls_exchange(op) for op in added
+        )
+        # Nothing orders several of them in a graph of TensorFlow 1.
+        if self._exchanging > 1:
+            raise _NotDivisibleError("the workers would exchange in several conditions or loops")
         tensors = [one for one in elements if isinstance(one, tf.Tensor)]
         wholes = self._partitioner.wholes([program.value_of(tensor) for tensor in tensors])
         self._elements.update(zip(tensors, wholes, strict=True))
@@ -306,8 +341,8 @@ class PartitionedGraph:
                 elif op not in done and self._is_missing(op):
                     done.add(op)
                     stack.append((op, True))
-                    inputs = [t.op for t in op.inputs if not self._is_leaf(t)]
-                    stack += [(other, False) for other in (*inputs, *op.control_inputs)]
+                    before = tf_internals_emission.operations_before(op, self._places)
+                    stack += [(other, False) for other in before]
         return found
 
     def _is_missing(self, op: tf.Operation) -> bool:

@@ -97,7 +97,8 @@ def in_topological_order(graph: TracedGraph) -> Iterator[tf.Operation]:
     # They are not in this order: `tf.while_loop` adds inputs to the loop of the forward pass later.
     done: set[tf.Operation] = set()
     outputs = {tensor.op for tensor in graph.outputs}
-    for root in graph.get_operations():
+    places = {op: place for place, op in enumerate(graph.get_operations())}
+    for root in places:
         if root not in outputs and not root.op_def.is_stateful and root.type != "Placeholder":
             continue
         stack = [(root, False)]
@@ -108,10 +109,23 @@ def in_topological_order(graph: TracedGraph) -> Iterator[tf.Operation]:
             elif operation not in done:
                 done.add(operation)
                 stack.append((operation, True))
-                before = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
                 stack += [
-                    (other, False) for other in before if other not in done and other.graph is graph
+                    (other, False)
+                    for other in operations_before(operation, places)
+                    if other not in done and other.graph is graph
                 ]
+
+
+def operations_before(
+    operation: tf.Operation, places: Mapping[tf.Operation, int]
+) -> list[tf.Operation]:
+    """Returns the operations whose results, or whose end, one waits for, in an order of their own.
+
+    ``places``: of operations in their graph. The order of many control inputs is that of their
+    addresses, which differ from process to process; what workers exchange has one order.
+    """
+    waits = sorted(operation.control_inputs, key=lambda other: places.get(other, -1))
+    return [*(tensor.op for tensor in operation.inputs), *waits]
 
 
 def independent_of(
@@ -188,14 +202,24 @@ def has_operation(graph: Any, types: Container[str]) -> bool:
         for operation in one.get_operations():
             if operation.type in types:
                 return True
-            names = [
-                function.name
-                for attribute in operation.node_def.attr.values()
-                for function in (attribute.func, *attribute.list.func)
-            ]
-            called = [one._get_function(name) for name in names if name and one._is_function(name)]
-            waiting += [found.graph for found in called if getattr(found, "graph", None)]
+            waiting += _called_graphs(operation)
     return False
+
+
+def calls_exchange(operation: tf.Operation) -> bool:
+    """Returns whether functions that an operation calls call Python, as exchanges do."""
+    return any(has_operation(graph, _CALLS_OF_PYTHON) for graph in _called_graphs(operation))
+
+
+def _called_graphs(operation: tf.Operation) -> list[Any]:
+    graph: Any = operation.graph
+    names = [
+        function.name
+        for attribute in operation.node_def.attr.values()
+        for function in (attribute.func, *attribute.list.func)
+    ]
+    called = [graph._get_function(name) for name in names if name and graph._is_function(name)]
+    return [found.graph for found in called if getattr(found, "graph", None)]
 
 
 def is_of_function(graph: object) -> bool:

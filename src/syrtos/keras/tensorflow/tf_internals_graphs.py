@@ -43,6 +43,7 @@ def adding_to_final(final: tf.Graph) -> Iterator[None]:
     # No names of the script's own change, and no control dependencies of the caller's hold.
     with (
         _sizes_as_numbers(),
+        _conditions_as_functions(),
         final.as_default(),
         tf.name_scope(ADDED),
         tf.control_dependencies(None),
@@ -50,6 +51,19 @@ def adding_to_final(final: tf.Graph) -> Iterator[None]:
         yield
     if is_final:
         final.finalize()
+
+
+@contextmanager
+def _conditions_as_functions() -> Iterator[None]:
+    """Context manager: `tf.cond` and loops are functions, also after `disable_control_flow_v2`."""
+    if tf.compat.v1.control_flow_v2_enabled():
+        yield
+        return
+    tf.compat.v1.enable_control_flow_v2()
+    try:
+        yield
+    finally:
+        tf.compat.v1.disable_control_flow_v2()
 
 
 @contextmanager

@@ -47,12 +47,14 @@ class _Program:
     """A trace of a function.
 
     Attributes:
+        key: the function's own trace, by whose identity the program is found.
         concrete: computes the whole function.
         makes_updates: whether an optimizer makes an update in it.
         emitted: this worker's part, which takes the tensors that ``concrete`` takes; None where
             every worker computes it whole.
     """
 
+    key: Any
     concrete: Any
     makes_updates: bool
     emitted: Callable[..., object] | None = None
@@ -132,10 +134,11 @@ class LoopFunction:
         known = self.programs.get(id(concrete))
         if known is not None:
             return known
+        key = concrete
         if function.experimental_get_tracing_count() == before:
             # It was traced when nobody looked at the optimizers, e.g. under a tape.
             concrete = _trace(tf_internals.copy_function(function), args, kwargs, terms)
-        program = self.programs[id(concrete)] = _Program(concrete, terms.has_update)
+        program = self.programs[id(key)] = _Program(key, concrete, terms.has_update)
         if splits_in_script() or not _is_of_loop(self._session):
             # The trace itself has shown that the script exchanges, or splits, by itself.
             self._on_own = _copy_on_own(function)
@@ -173,7 +176,7 @@ class LoopFunction:
         # A script that knows its rank may take its own batches from any call on.
         if not (is_compared(number) or self._session.rank_aware):
             return True
-        arrays = [i.numpy() for i in inputs if i.dtype not in (tf.resource, tf.variant)]
+        arrays = [np.asarray(i.numpy()) for i in inputs if i.dtype not in (tf.resource, tf.variant)]
         checksums = self._session.comm.agree("compare arguments", checksum_of(arrays))
         if len(set(checksums)) == 1:
             return True
