@@ -204,7 +204,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sync-batchnorm",
         action="store_true",
-        help="BatchNormalization over the global batch where workers train on shares by themselves (--sync-every, --ps, Estimators)",
+        help="BatchNormalization over the global batch where workers train on shares by themselves (--sync-every, --ps, --batch per-worker)",
     )
     group.add_argument(
         "--scale-lr",

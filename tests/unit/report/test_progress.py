@@ -83,7 +83,7 @@ def test_what_keras_does_not_know_is_not_shown(tmp_path: Path) -> None:
 def test_generations_are_restarts_and_the_newest_counts(tmp_path: Path) -> None:
     write(tmp_path, [point(50.0, 3, 7)])
     second = tmp_path / "generation-2"
-    second.mkdir()
+    (second / "logs").mkdir(parents=True)
     says = "no training step yet, 1 restart; the generation before came to epoch 3/5, step 7/10, loss 0.4061"  # fmt: skip
     assert read_progress(tmp_path).describe_running() == says
     assert read_progress(tmp_path).silent is None

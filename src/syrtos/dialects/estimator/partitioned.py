@@ -40,6 +40,11 @@ v1 = tf.compat.v1
 _OLD_CONTROL_FLOW = frozenset(
     ("Enter", "Exit", "LoopCond", "Merge", "NextIteration", "RefEnter", "RefMerge", "RefSwitch")
 ) | {"Switch"}
+# What the workers call together; an error names it where a worker runs a session alone.
+_RUN = (
+    "session.run of what depends on the batch (a hook that rank 0 alone has can ask for it in"
+    " `before_run` only)"
+)
 # Functions that are always called: their operations are emitted by themselves.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Operations that draw random numbers from a state of their own.
@@ -157,6 +162,7 @@ class PartitionedGraph:
         if not asked:
             return call(fetches, feed_dict)
         given = feed_dict or {}
+        others = self._asked_by_all(asked)
         try:
             arrays = dict(zip(self._leaves, original(self._sources, given), strict=True))
         except tf.errors.OutOfRangeError:
@@ -164,7 +170,6 @@ class PartitionedGraph:
             return call(fetches, feed_dict)
         self._compare(list(arrays.values()))
         feed = {**arrays, **given}
-        others = self._asked_by_all(asked)
         if self._tell(self.why_whole(arrays)) or not self._emit_all([*asked, *others]):
             return call(fetches, feed)
 
@@ -187,7 +192,7 @@ class PartitionedGraph:
         names = sorted({one.name for one in asked})
         mine = float(zlib.crc32("\n".join(names).encode()))
         comm = self._workers.comm
-        if len(set(comm.agree("fetches", mine))) == 1:
+        if len(set(comm.agree(_RUN, mine))) == 1:
             return []
         known = {name for each in comm.allgather_object(names) for name in each} - set(names)
         found = []
