@@ -66,7 +66,7 @@ def test_it_trains_saves_and_loads_as_one_process_does(
     ("backend", "how", "flags"),
     [
         pytest.param("tensorflow", "plain", (), marks=pytest.mark.long),
-        pytest.param("tensorflow", "each", (), marks=pytest.mark.long),
+        ("tensorflow", "each", ()),
         pytest.param("torch", "plain", (), marks=pytest.mark.long),
         pytest.param("torch", "each", (), marks=pytest.mark.long),
         pytest.param(

@@ -110,7 +110,6 @@ class PartitionedGraph:
         self._leaves = [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
         self._references = {leaf.ref() for leaf in self._leaves}
         self._depends: dict[tf.Operation, bool] = {}
-        self._places: dict[tf.Operation, int] = {}
         # Conditions and loops in which the workers exchange.
         self._exchanging = 0
         self._elements: dict[Element, Element] = {}
@@ -264,7 +263,6 @@ class PartitionedGraph:
         if op not in self._depends:
             # In the order in which they were added: after what they take.
             for one in self._graph.get_operations()[len(self._depends) :]:
-                self._places[one] = len(self._places)
                 before = [*(tensor.op for tensor in one.inputs), *one.control_inputs]
                 self._depends[one] = not one.name.startswith(tf_internals_graphs.ADDED) and (
                     any(self._is_leaf(tensor) for tensor in one.inputs)
@@ -346,8 +344,8 @@ class PartitionedGraph:
                 elif op not in done and self._is_missing(op):
                     done.add(op)
                     stack.append((op, True))
-                    before = tf_internals_emission.operations_before(op, self._places)
-                    stack += [(other, False) for other in before]
+                    inputs = [t.op for t in op.inputs if not self._is_leaf(t)]
+                    stack += [(other, False) for other in (*inputs, *op.control_inputs)]
         return found
 
     def _is_missing(self, op: tf.Operation) -> bool:

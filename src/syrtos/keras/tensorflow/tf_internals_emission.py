@@ -6,7 +6,7 @@ They have been seen to work on TensorFlow 2.18 to 2.21.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import tensorflow as tf
@@ -89,16 +89,18 @@ def _add_functions(graph: Any, source: Any, attributes: dict[str, Any]) -> None:
                 graph._add_function_recursive(source._get_function(name))
 
 
-def in_topological_order(graph: TracedGraph) -> Iterator[tf.Operation]:
+def in_topological_order(
+    graph: TracedGraph, needed: Iterable[tf.Tensor] = ()
+) -> Iterator[tf.Operation]:
     """Yields operations, each after those whose results, or whose end, it waits for.
 
-    Operations that neither an output nor an operation with an effect needs are left out.
+    Operations that neither an output, nor a ``needed`` tensor, nor an operation with an effect needs
+    are left out.
     """
     # They are not in this order: `tf.while_loop` adds inputs to the loop of the forward pass later.
     done: set[tf.Operation] = set()
-    outputs = {tensor.op for tensor in graph.outputs}
-    places = {op: place for place, op in enumerate(graph.get_operations())}
-    for root in places:
+    outputs = {tensor.op for tensor in (*graph.outputs, *needed)}
+    for root in graph.get_operations():
         if root not in outputs and not root.op_def.is_stateful and root.type != "Placeholder":
             continue
         stack = [(root, False)]
@@ -109,27 +111,14 @@ def in_topological_order(graph: TracedGraph) -> Iterator[tf.Operation]:
             elif operation not in done:
                 done.add(operation)
                 stack.append((operation, True))
+                before = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
                 stack += [
-                    (other, False)
-                    for other in operations_before(operation, places)
-                    if other not in done and other.graph is graph
+                    (other, False) for other in before if other not in done and other.graph is graph
                 ]
 
 
-def operations_before(
-    operation: tf.Operation, places: Mapping[tf.Operation, int]
-) -> list[tf.Operation]:
-    """Returns the operations whose results, or whose end, one waits for, in an order of their own.
-
-    ``places``: of operations in their graph. The order of many control inputs is that of their
-    addresses, which differ from process to process; what workers exchange has one order.
-    """
-    waits = sorted(operation.control_inputs, key=lambda other: places.get(other, -1))
-    return [*(tensor.op for tensor in operation.inputs), *waits]
-
-
 def independent_of(
-    graph: TracedGraph, tensors: Sequence[tf.Tensor]
+    graph: TracedGraph, tensors: Sequence[tf.Tensor], needed: Iterable[tf.Tensor] = ()
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
     """Returns a graph's operations in topological order: those that do not wait for tensors, and the rest.
 
@@ -138,7 +127,7 @@ def independent_of(
     waiting = {tensor.op for tensor in tensors}
     before: list[tf.Operation] = []
     after: list[tf.Operation] = []
-    for operation in in_topological_order(graph):
+    for operation in in_topological_order(graph, needed):
         sources = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
         if operation in waiting or any(source in waiting for source in sources):
             waiting.add(operation)

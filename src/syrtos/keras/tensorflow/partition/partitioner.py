@@ -87,6 +87,11 @@ class Partitioner(Emitter):
         super().__init__(share, exchanges, report)
         self._gradients = gradients or {}
 
+    def gradients_in(self, graph: object) -> list[tf.Tensor]:
+        """Returns the gradients in a graph: all workers sum all, also those of which one takes none."""
+        found = [reference.deref() for reference in self._gradients]
+        return [tensor for tensor in found if tensor is not None and tensor.graph is graph]
+
     def child(self, report: Report | None = None) -> Partitioner:
         """Returns a partitioner for a graph inside of this one, e.g. the body of a loop."""
         made = Partitioner(self.share, self.exchanges, report or self.report, self._gradients)
@@ -228,20 +233,25 @@ class GraphRun:
 
     def emit_all(self) -> None:
         """Emits the whole graph."""
-        self.emit(list(tf_internals_emission.in_topological_order(self._graph)))
+        needed = self._partitioner.gradients_in(self._graph)
+        self.emit(list(tf_internals_emission.in_topological_order(self._graph, needed)))
 
     def emit(self, ops: Sequence[tf.Operation]) -> None:
-        """Emits operations, given in topological order."""
-        kept = [op for op in ops if not self._skip(op)]
+        """Emits operations of one graph, those that wait for others after these."""
+        followers = {op: list[tf.Operation]() for op in ops if not self._skip(op)}
+        if not followers:
+            return
+        # In the order in which they were added, which is the same on all workers, also where one
+        # has operations of its own (a part of an update). That of control inputs is not: TensorFlow
+        # keeps many of them by their addresses.
+        kept = [op for op in ops[0].graph.get_operations() if op in followers]
         places = {op: place for place, op in enumerate(kept)}
-        followers: dict[tf.Operation, list[tf.Operation]] = {op: [] for op in kept}
         missing: dict[tf.Operation, int] = {}
         for op in kept:
             before = {other for other in _before(op) if other in places}
             missing[op] = len(before)
             for other in before:
                 followers[other].append(op)
-        # In the order of the program, which is the same on all workers.
         ready = [places[op] for op in kept if not missing[op]]
         held: list[tf.Operation] = []
         while ready or held:

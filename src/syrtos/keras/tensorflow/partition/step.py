@@ -159,7 +159,9 @@ class PartitionedStep:
         of_batch = graph.inputs[: len(rows.specs())]
         # What does not depend on the batch is not to wait for it: where data ends, plain TensorFlow
         # has counted one update more.
-        before, after = tf_internals_emission.independent_of(graph, of_batch)
+        before, after = tf_internals_emission.independent_of(
+            graph, of_batch, partitioner.gradients_in(graph)
+        )
         first = GraphRun(partitioner, graph, [*[Value(t) for t in rows.tensors], *captured])
         first.emit(before)
 
