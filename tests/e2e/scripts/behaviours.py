@@ -539,9 +539,9 @@ def custom_strategy_loop() -> None:
     assert gathered.shape == (2, sum(range(1, COMM.size + 1)))
 
 
-def loop_in_a_graph() -> None:
-    """From its second call on a worker computes its rows; the results are whole, also of a batch that is smaller than the world."""
-    trained, optimizer = model(), keras.optimizers.SGD(0.05)
+def step_of_a_loop(trained: Any) -> Any:
+    """A function that makes an update, and returns the loss."""
+    optimizer = keras.optimizers.SGD(0.05)
 
     @tf.function
     def step(x: Any, y: Any) -> Any:
@@ -552,6 +552,13 @@ def loop_in_a_graph() -> None:
         )
         return loss
 
+    return step
+
+
+def loop_in_a_graph() -> None:
+    """A worker computes its rows; the results are whole, also of a batch that is smaller than the world."""
+    trained = model()
+    step = step_of_a_loop(trained)
     x, y = data()
     losses = [
         float(step(tf.constant(x[i : i + n]), tf.constant(y[i : i + n])))
@@ -584,17 +591,8 @@ def partitioned(function: Any) -> list[Any]:
 
 def loop_on_own_batches() -> None:
     """Where each worker reads its own batches, gradients are averaged over workers, and results are the worker's."""
-    trained, optimizer = model(), keras.optimizers.SGD(0.05)
-
-    @tf.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(trained(x) - y))
-        optimizer.apply(
-            tape.gradient(loss, trained.trainable_variables), trained.trainable_variables
-        )
-        return loss
-
+    trained = model()
+    step = step_of_a_loop(trained)
     x, y = data()
     for first in (0, 30, 60):
         mine = slice(first + COMM.rank, first + 30, COMM.size)

@@ -185,7 +185,7 @@ class Estimator:
             # which `together`, the last one, makes the workers agree.
             all_hooks = [
                 hooks.BeginEqual(self._workers, own_noise=built.partition is None),
-                *built.verifying({"loss": loss}, "train_step"),
+                *built.verifying("train_step"),
                 hooks.LogLoss(loss, None if rank else self._config.log_step_count_steps),
                 *stop,
                 *hooks.hooks_of_worker(
@@ -245,7 +245,7 @@ class Estimator:
             fetches = [loss, built.active, built.operation]
             all_hooks = [
                 hooks.BeginEqual(self._workers),
-                *built.verifying({"loss": loss}, "test_step"),
+                *built.verifying("test_step"),
                 *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())], rank),
             ]
             with sessions.open_checkpoint(

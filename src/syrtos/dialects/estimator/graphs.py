@@ -16,7 +16,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.dialects.estimator import hooks
-from syrtos.dialects.estimator.partitioned import PartitionedGraph
+from syrtos.dialects.estimator.partitioned import PartitionedGraph, tensors_of
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.dialects.estimator.verifying import VerifyFirstStep
 from syrtos.errors import ConfigurationError
@@ -24,7 +24,7 @@ from syrtos.keras.split import noted_gradients
 from syrtos.keras.tensorflow import ops, reduction, tf_internals
 from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.gradients import times
-from syrtos.keras.tensorflow.partition.step import GradientTerms
+from syrtos.keras.tensorflow.partition.step import GradientTerms, with_tensors
 from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.observe.clock import Phase
 from syrtos.observe.ledger import Ledger
@@ -83,12 +83,14 @@ class BuiltStep:
     partition: PartitionedGraph | None = None
     notes: GradientTerms | None = None
 
-    def verifying(self, numbers: Mapping[str, tf.Tensor], step: str) -> list[VerifyFirstStep]:
+    def verifying(self, step: str) -> list[VerifyFirstStep]:
         """Returns the hook of `syrtos verify`, if that is what runs."""
         workers = world.current()
         if not workers.options.verifies or self.partition is None or self.notes is None:
             return []
-        return [VerifyFirstStep(workers, self.partition, self.notes, numbers, self.operation, step)]
+        return [
+            VerifyFirstStep(workers, self.partition, self.notes, self.loss, self.operation, step)
+        ]
 
 
 def build_partitioned(
@@ -103,7 +105,7 @@ def build_partitioned(
         mode: one of `ModeKeys`.
     """
     notes = GradientTerms(workers)
-    sources = _tensors(batch)
+    sources = tensors_of(batch)
     batch = of_placeholders(batch)
     with (
         as_one_process(),
@@ -127,17 +129,8 @@ def of_placeholders(batch: Any) -> Any:
     TensorFlow may look past other fed tensors for what they are made of, and so take a further
     batch from the data.
     """
-    fed = (v1.placeholder_with_default(tensor, tensor.shape) for tensor in _tensors(batch))
-    flat = [
-        next(fed) if isinstance(leaf, tf.Tensor) else leaf
-        for leaf in tf.nest.flatten(batch, expand_composites=True)
-    ]
-    return tf.nest.pack_sequence_as(batch, flat, expand_composites=True)
-
-
-def _tensors(batch: object) -> list[tf.Tensor]:
-    flat = tf.nest.flatten(batch, expand_composites=True)
-    return [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
+    fed = [v1.placeholder_with_default(tensor, tensor.shape) for tensor in tensors_of(batch)]
+    return with_tensors(batch, tf.nest.flatten(batch, expand_composites=True), fed)
 
 
 def build_on_own(

@@ -45,6 +45,10 @@ _RUN = (
     "session.run of what depends on the batch (a hook that rank 0 alone has can ask for it in"
     " `before_run` only)"
 )
+_FEW_ROWS_DRAW = (
+    "a batch has fewer rows than there are workers; random draws in such batches, and after them,"
+    " are not those of one process"
+)
 # Functions that are always called: their operations are emitted by themselves.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Operations that draw random numbers from a state of their own.
@@ -72,7 +76,6 @@ class PartitionedGraph:
 
     Attributes:
         count: int32 scalar, the number of this worker's rows of a batch.
-        total: int32 scalar, the number of rows of the batch.
         failure: why batches are computed whole; empty if they are not.
         report: counts of what was emitted.
     """
@@ -102,12 +105,8 @@ class PartitionedGraph:
         self.report, self._runs, self._has_told = Report(), 0, False
         with tf_internals_graphs.adding_to_final(self._graph):
             self._rows = rows_among(batch, workers)
-            share = self._rows.share
-            self.count, self.total = (
-                tf.convert_to_tensor(number, tf.int32) for number in (share.count, share.total)
-            )
-        flat = tf.nest.flatten(batch, expand_composites=True)
-        self._leaves = [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
+            self.count = tf.convert_to_tensor(self._rows.share.count, tf.int32)
+        self._leaves = tensors_of(batch)
         self._references = {leaf.ref() for leaf in self._leaves}
         self._depends: dict[tf.Operation, bool] = {}
         # Conditions and loops in which the workers exchange.
@@ -163,7 +162,7 @@ class PartitionedGraph:
         given = feed_dict or {}
         others = self._asked_by_all(asked)
         try:
-            arrays = dict(zip(self._leaves, original(self._sources, given), strict=True))
+            arrays = self.next_batch(given)
         except tf.errors.OutOfRangeError:
             # As in one process, what does not wait for the batch may run once more.
             return call(fetches, feed_dict)
@@ -206,9 +205,9 @@ class PartitionedGraph:
                 ) from error
         return found
 
-    def next_batch(self, session: GraphSession) -> dict[object, Any]:
+    def next_batch(self, feed: Feed) -> dict[object, Any]:
         """Takes the next batch from the data; returns what a run is to be fed with."""
-        return dict(zip(self._leaves, self.run_whole(self._sources), strict=True))
+        return dict(zip(self._leaves, self.run_whole(self._sources, feed), strict=True))
 
     def why_always_whole(self) -> str:
         """Returns why no batch can be split; empty where one can."""
@@ -226,18 +225,13 @@ class PartitionedGraph:
 
     def _tell(self, why: str) -> bool:
         """Says once why a batch is computed whole; returns whether it is."""
+        told = why
         # The last batch of many an epoch has few rows.
-        if why == FEW_ROWS and not self._has_told and self._draws():
+        if why == FEW_ROWS:
+            told = _FEW_ROWS_DRAW if self._draws() else ""
+        if told and not self._has_told:
             self._has_told = True
-            verdicts.tell(
-                "a batch has fewer rows than there are workers; random draws in such batches, and"
-                " after them, are not those of one process",
-                self._workers,
-                self._what,
-            )
-        if why and why != FEW_ROWS and not self._has_told:
-            self._has_told = True
-            verdicts.tell(why, self._workers, self._what)
+            verdicts.tell(told, self._workers, self._what)
         return bool(why)
 
     def _draws(self) -> bool:
@@ -353,6 +347,12 @@ class PartitionedGraph:
         # A list is to know what its elements are.
         is_needed = self._op_depends(op) or op.type in MAKING
         return is_needed and not self._program.was_emitted(op)
+
+
+def tensors_of(batch: object) -> list[tf.Tensor]:
+    """Returns the tensors of a batch, those of sparse and ragged ones among them."""
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    return [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
 
 
 def _not_installed(*_args: object) -> NoReturn:

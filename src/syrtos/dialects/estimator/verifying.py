@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -29,7 +29,7 @@ class VerifyFirstStep(v1.train.SessionRunHook):
         workers: Session,
         partition: PartitionedGraph,
         notes: GradientTerms,
-        numbers: Mapping[str, tf.Tensor],
+        loss: tf.Tensor,
         operation: tf.Operation | tf.Tensor,
         step: str,
     ) -> None:
@@ -38,12 +38,12 @@ class VerifyFirstStep(v1.train.SessionRunHook):
             workers: all of the run.
             partition: of the graph.
             notes: the gradients of its optimizers.
-            numbers: what is compared by name, besides gradients and variables.
+            loss: scalar, compared besides gradients and variables.
             operation: makes the step.
             step: ``train_step`` or ``test_step``.
         """
         self._workers, self._partition, self._step = workers, partition, step
-        self._numbers, self._operation = numbers, operation
+        self._loss, self._operation = loss, operation
         gradients: dict[str, Any] = {
             cast("tf.Variable", v).op.name: reference.deref()
             for reference, v in notes.variables.items()
@@ -67,7 +67,7 @@ class VerifyFirstStep(v1.train.SessionRunHook):
             run_context.request_stop()
         if self._calls > 1:
             return None
-        feed = self._partition.next_batch(run_context.session)
+        feed = self._partition.next_batch({})
         whole = self._partition.why_whole(feed)
         rows: list[Row] = []
         if not whole:
@@ -87,18 +87,17 @@ class VerifyFirstStep(v1.train.SessionRunHook):
 
     def _compare(self, session: GraphSession, feed: Feed) -> Iterator[Row]:
         before = self._variables.read(session)
-        fetches = [list(self._gradients.values()), list(self._numbers.values()), self._operation]
+        fetches = [list(self._gradients.values()), self._loss, self._operation]
 
-        def outcome(run: Any) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-            gradients, numbers, _ = run(fetches, feed)
+        def outcome(run: Any) -> tuple[Sequence[Any], Any, Sequence[Any]]:
+            gradients, loss, _ = run(fetches, feed)
             after = self._variables.read(session)
             self._variables.write(session, before)
-            return gradients, numbers, after
+            return gradients, loss, after
 
         one, together = outcome(self._partition.run_whole), outcome(session.run)
         yield from comparison.compare_gradients(list(self._gradients), one[0], together[0])
-        for name, a, b in zip(self._numbers, one[1], together[1], strict=True):
-            yield comparison.compare_values("log", name, a, b)
+        yield comparison.compare_values("log", "loss", one[1], together[1])
         for variable, start, a, b in zip(
             self._variables.variables, before, one[2], together[2], strict=True
         ):

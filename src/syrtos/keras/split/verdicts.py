@@ -59,7 +59,6 @@ class Verifying:
         step: str,
         bound: float,
         whole: str = "",
-        computes: str = "Each worker computes",
         gathered: str = "",
     ) -> None:
         """Adds a line about a step to a file of the run directory, on rank 0.
@@ -71,7 +70,6 @@ class Verifying:
             step: the name of the step.
             bound: the largest relative difference that counts as none.
             whole: why the step is not split; empty if it is.
-            computes: who computes the whole batch then.
             gathered: operations that each worker computes whole, on gathered rows.
         """
         if session.world.rank == 0 and session.options.run_dir:
@@ -79,8 +77,8 @@ class Verifying:
                 "model": model,
                 "step": step,
                 "whole": whole,
+                "computes": "Each worker computes",
                 "bound": bound,
-                "computes": computes,
                 "gathered": gathered,
                 "rows": [dataclasses.asdict(row) for row in rows],
             }
@@ -91,8 +89,8 @@ class Verifying:
 _NAMED = 3  # so many functions that are not split are named in the record of a run
 
 
-def tell(why: str, session: Session, what: str, computes: str = "Each worker computes") -> None:
-    """Says once that a step is not split, why, and which workers compute the whole batch.
+def tell(why: str, session: Session, what: str) -> None:
+    """Says once that a step is not split, and why: every worker computes the whole batch.
 
     The record of the run has that too.
     """
@@ -101,7 +99,7 @@ def tell(why: str, session: Session, what: str, computes: str = "Each worker com
         session.ledger.say(not_split=f"{before}; {found}" if before else found)
     if session.world.rank == 0:
         print(
-            f"syrtos: {what} is not split over the workers: {why}. {computes} the whole batch, so"
+            f"syrtos: {what} is not split over the workers: {why}. Each worker computes the whole batch, so"
             f" the results are those of one process, and {session.world.size} workers are no faster"
             " than one.",
             file=sys.stderr,

@@ -5,6 +5,7 @@ They have been seen to work on TensorFlow 2.21.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,15 +36,14 @@ def graph() -> tf.Graph | None:
 @contextmanager
 def adding_to_final(final: tf.Graph) -> Iterator[None]:
     """Context manager: operations are added to a graph of TensorFlow 1, also after it was made final."""
-    is_final, unlocked = final.finalized, final
+    is_final = final.finalized
     if is_final:
-        unlocked._unsafe_unfinalize()
+        final._unsafe_unfinalize()
     # Exchanges wait for conditions that are added from now on, not for the script's own.
     setattr(final, _SEEN, len(final.get_operations()))
     # No names of the script's own change, and no control dependencies of the caller's hold.
     with (
-        _sizes_as_numbers(),
-        _conditions_as_functions(),
+        _as_in_tensorflow_2(),
         final.as_default(),
         tf.name_scope(ADDED),
         tf.control_dependencies(None),
@@ -54,29 +54,17 @@ def adding_to_final(final: tf.Graph) -> Iterator[None]:
 
 
 @contextmanager
-def _conditions_as_functions() -> Iterator[None]:
-    """Context manager: `tf.cond` and loops are functions, also after `disable_control_flow_v2`."""
-    if tf.compat.v1.control_flow_v2_enabled():
+def _as_in_tensorflow_2() -> Iterator[None]:
+    """Context manager: `disable_v2_behavior` has no effect on conditions, loops and shapes inside."""
+    compat = tf.compat.v1
+    with contextlib.ExitStack() as stack:
+        if not compat.control_flow_v2_enabled():
+            compat.enable_control_flow_v2()
+            stack.callback(compat.disable_control_flow_v2)
+        if not isinstance(tf.TensorShape([1])[0], int):
+            compat.enable_v2_tensorshape()
+            stack.callback(compat.disable_v2_tensorshape)
         yield
-        return
-    tf.compat.v1.enable_control_flow_v2()
-    try:
-        yield
-    finally:
-        tf.compat.v1.disable_control_flow_v2()
-
-
-@contextmanager
-def _sizes_as_numbers() -> Iterator[None]:
-    """Context manager: the sizes of a `TensorShape` are numbers, also after `disable_v2_behavior`."""
-    if isinstance(tf.TensorShape([1])[0], int):
-        yield
-        return
-    tf.compat.v1.enable_v2_tensorshape()
-    try:
-        yield
-    finally:
-        tf.compat.v1.disable_v2_tensorshape()
 
 
 # The scope of operations that `adding_to_final` adds.

@@ -139,12 +139,12 @@ class LoopFunction:
             # It was traced when nobody looked at the optimizers, e.g. under a tape.
             concrete = _trace(tf_internals.copy_function(function), args, kwargs, terms)
         program = self.programs[id(key)] = _Program(key, concrete, terms.has_update)
-        if splits_in_script() or not _is_of_loop(self._session):
-            # The trace itself has shown that the script exchanges, or splits, by itself.
+        trains = program.makes_updates
+        reads_own = trains and self._session.rank_aware and _reads_data(concrete.graph)
+        # The trace itself may show that the script exchanges, or splits, by itself.
+        if reads_own or not _is_of_loop(self._session):
             self._on_own = _copy_on_own(function)
-        elif program.makes_updates and self._session.rank_aware and _reads_data(concrete.graph):
-            self._on_own = _copy_on_own(function)
-        elif program.makes_updates:
+        elif trains:
             self._tell_not_compiled()
             program.emitted = self._emitted(program, terms)
         return program

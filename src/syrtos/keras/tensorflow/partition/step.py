@@ -140,7 +140,7 @@ class PartitionedStep:
             self._tell_exchanges(exchanges)
         structure = program.concrete.structured_outputs
         flat = tf.nest.flatten(structure, expand_composites=True)
-        return _with_tensors(structure, flat, outputs)
+        return with_tensors(structure, flat, outputs)
 
     def _tell_exchanges(self, exchanges: WorkerExchanges) -> None:
         """Notes for the report what is gathered, and in which buckets gradients travel."""
@@ -337,7 +337,7 @@ class BatchRows:
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Returns tensors in the structure of the batch."""
-        return _with_tensors(self.structure, self.flat, tensors)
+        return with_tensors(self.structure, self.flat, tensors)
 
     def split(self) -> list[Value]:
         """Returns this worker's rows."""
@@ -372,7 +372,7 @@ def _rows_of(batch: Numbered, session: Session) -> BatchRows:
         tf.control_dependencies([compare_numbered(batch.number, batch.data, session.input_comm)]),
     ):
         tensors = [tf.identity(leaf) for leaf in flat if isinstance(leaf, tf.Tensor)]
-    return rows_among(_with_tensors(batch.data, flat, tensors), session)
+    return rows_among(with_tensors(batch.data, flat, tensors), session)
 
 
 def rows_among(data: Any, session: Session) -> BatchRows:
@@ -446,7 +446,7 @@ def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
     )
 
 
-def _with_tensors(structure: Any, flat: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
+def with_tensors(structure: Any, flat: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
     """Returns a structure with other tensors; other leaves stay."""
     left = iter(tensors)
     found = [next(left) if isinstance(leaf, tf.Tensor) else leaf for leaf in flat]
