@@ -29,7 +29,7 @@ WAYS = {
     "one worker": ("slow worker", "what else computes on the cores of rank 1", 1.5, 9.0),
     "tiny batches": ("tiny batches", "Use `-n 1`", 1.05, 3.0),
     "checkpoints": ("frequent checkpoints", "Save a fifth as often", 1.1, 5.0),
-    "retracing": ("retracing", "`step` has 60 of them", 1.2, 9.0),
+    "retracing": ("retracing", "`step` has 150 of them", 1.2, 9.0),
     "skewed": (
         "skewed shards",
         "rank 0 trains 2,048 samples in a step and the others 512",

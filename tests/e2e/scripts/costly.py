@@ -64,10 +64,10 @@ class Heavy(keras.layers.Layer):
     """Has much to exchange and little to compute."""
 
     def build(self, shape: tuple[int, ...]) -> None:
-        self.heavy = self.add_weight(shape=(2_000_000,), name="heavy")
+        self.heavy = self.add_weight(shape=(16, 125_000), name="heavy")
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return inputs + tf.reduce_mean(self.heavy)
+        return inputs + tf.reduce_mean(inputs @ self.heavy, axis=1, keepdims=True)
 
 
 def loop_that_retraces() -> None:
@@ -82,7 +82,7 @@ def loop_that_retraces() -> None:
         )
         return loss
 
-    for number in range(60):
+    for number in range(150):
         step(tf.ones((8, 16)), number)
 
 
@@ -110,9 +110,9 @@ def train() -> None:
             verbose=0,
         )
     elif WAY == "update":
-        x, y = RANDOM.normal(size=(120, 2000)), RANDOM.normal(size=(120, 1))
+        x, y = RANDOM.normal(size=(240, 2000)), RANDOM.normal(size=(240, 1))
         made = model(5_000, 2000, keras.optimizers.Adam())
-        made.fit(x, y, batch_size=4, steps_per_epoch=20, verbose=0)
+        made.fit(x, y, batch_size=4, steps_per_epoch=60, verbose=0)
     elif WAY == "no callback":
         model(8).fit(batches(200, 32), steps_per_epoch=200, verbose=0)
     elif WAY == "callback":
@@ -127,7 +127,7 @@ def train() -> None:
         loop_that_retraces()
     elif WAY == "skewed":
         size = 2048 if RANK == 0 else 512
-        model(512, 256).fit(batches(150, size, inputs=256), steps_per_epoch=150, verbose=0)
+        model(512, 256).fit(batches(500, size, inputs=256), steps_per_epoch=500, verbose=0)
     elif WAY == "network":  # with so much to compute that one worker alone would not be faster
         made = model(3000, 2000)
         x, y = RANDOM.normal(size=(6144, 2000)).astype("float32"), RANDOM.normal(size=(6144, 1))
