@@ -1,8 +1,21 @@
-"""The two answers of the `syrtos` command to Ctrl-C: it ends at once, or `KeyboardInterrupt`."""
+"""What signals that end a command do: end it at once, or raise `KeyboardInterrupt`."""
 
 from __future__ import annotations
 
 import signal
+from types import FrameType
+
+
+class EndSignal(KeyboardInterrupt):
+    """A signal other than SIGINT asks a command to end.
+
+    Attributes:
+        number: the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.strsignal(number))
+        self.number = number
 
 
 def end_at_interrupts() -> None:
@@ -19,3 +32,22 @@ def raise_interrupts() -> None:
     """Has Ctrl-C raise `KeyboardInterrupt` from now on, for code that tidies up after it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def raise_end_signals() -> None:
+    """Has SIGTERM and SIGHUP raise `EndSignal` from now on, where they would end the process.
+
+    A process that `nohup` has started is to outlive its terminal.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _raise)
+
+
+def exit_code(error: KeyboardInterrupt) -> int:
+    """Returns the exit code of a command that a signal has ended."""
+    return 128 + (error.number if isinstance(error, EndSignal) else signal.SIGINT)
+
+
+def _raise(number: int, _frame: FrameType | None) -> None:
+    raise EndSignal(number)

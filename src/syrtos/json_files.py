@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 
 class Tail:
@@ -24,10 +27,10 @@ class Tail:
         A last line that is half written is left for a later call.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._read)
                 new = file.read()
-        except FileNotFoundError:
+        except OSError:
             return []
         # a worker that was killed may have left half a line
         whole = new.rfind(b"\n") + 1
@@ -37,6 +40,21 @@ class Tail:
             for line in new[:whole].splitlines()
             if (found := parse_line(line)) is not None and self._is_sound(found)
         ]
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading, which must be a regular one: a FIFO would wait for a writer.
+
+    Raises:
+        OSError: it can't be read, or is a FIFO, a device or a folder.
+    """
+    file = open(  # noqa: SIM115 the caller closes it
+        path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    )
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return file
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
@@ -63,7 +81,8 @@ def read_object(path: Path) -> dict[str, Any]:
         OSError: the file can't be read.
         ValueError: it is damaged, or holds something else than an object.
     """
-    data = path.read_bytes()
+    with open_regular(path) as file:
+        data = file.read()
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -76,6 +95,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def document(path: Path) -> dict[str, Any]:
     """Returns the object in a whole file; empty if it is missing or damaged."""
     try:
-        return parse_line(path.read_bytes()) or {}
+        with open_regular(path) as file:
+            return parse_line(file.read()) or {}
     except OSError:
         return {}

@@ -15,7 +15,7 @@ from syrtos import __version__
 from syrtos.cli.early import early_start
 from syrtos.cli.parsing import Parser, refuse_unknown_command
 from syrtos.errors import ScriptSyntaxError, SyrtosError
-from syrtos.interrupts import end_at_interrupts, raise_interrupts
+from syrtos.interrupts import end_at_interrupts, exit_code, raise_interrupts
 from syrtos.launch.limits import explain
 from syrtos.launch.processes.zygote_process import EarlyStart
 from syrtos.launch.terminal import streams
@@ -152,8 +152,8 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
             raise
         print(f"syrtos: {str(error) or type(error).__name__}. {why}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as error:
+        return exit_code(error)
 
 
 def _has_folder() -> bool:
@@ -187,9 +187,9 @@ def process_main(arguments: list[str] | None = None) -> NoReturn:
         # One more Ctrl-C while Python itself ends would print a traceback, and change the exit
         # code.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        code = 128 + signal.SIGINT
+        code = exit_code(error)
     if early:
         early.end()
         # Python looks through all that is left for circles when it ends, which takes 8 ms. The

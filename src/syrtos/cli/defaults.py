@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from syrtos.cli.parsing import Parser, closest
+from syrtos.cli.parsing import Parser, closest, number, seconds
 from syrtos.engines import registry
 from syrtos.errors import ConfigurationError
 
@@ -21,7 +21,8 @@ _HOSTS = frozenset({"on", "hosts", "hostfile", "discover"})
 _NEVER = ("help", "engine_values")
 _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
+    number: ((int, float), "a number"),
+    seconds: ((int, float), "a number"),
     bool: ((bool,), "true or false"),
 }
 _TEXT = ((str,), "a text in quotes")

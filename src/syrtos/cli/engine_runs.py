@@ -17,7 +17,7 @@ from syrtos.cli.followed_run import keep_submission, print_pieces
 from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts, Submitted
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
-from syrtos.interrupts import raise_interrupts
+from syrtos.interrupts import exit_code, raise_end_signals, raise_interrupts
 from syrtos.launch.program import Program, parse
 from syrtos.launch.run_lock import going_on_error, is_going_on
 from syrtos.launch.terminal import output
@@ -27,7 +27,6 @@ PLACED = "placed"
 # For launchers none of whose hosts is this machine, whatever their names.
 _NOWHERE = ConnectedHosts("", {}, lambda take: None)
 _EVERY = 2.0  # seconds between two questions about a run that waits
-_INTERRUPTED = 130
 # Options of this command that the launcher does not get which the engine starts; those with a
 # value, and those without.
 _WITH_VALUE, _WITHOUT = (
@@ -250,23 +249,24 @@ def print_submitted(run_dir: Path) -> int:
 
 
 def follow(submitted: Submitted) -> int:
-    """Prints what a run prints, and why it waits; Ctrl-C ends it.
+    """Prints what a run prints, and why it waits; Ctrl-C, SIGTERM and SIGHUP end it.
 
     Returns:
         The run's exit code.
     """
     over = threading.Event()
     threading.Thread(target=_tell_waiting, args=(submitted, over), daemon=True).start()
+    raise_end_signals()
     try:
         print_pieces(submitted.output(follow=True))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         output.say("ends the run")
         submitted.stop()
         try:
             print_pieces(submitted.output(follow=True), silent=True)
         except KeyboardInterrupt:
             submitted.stop(at_once=True)
-        return _INTERRUPTED
+        return exit_code(error)
     finally:
         over.set()
     state = submitted.state()

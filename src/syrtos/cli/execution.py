@@ -230,7 +230,7 @@ def _execute(
         with unrecorded.noting(run_dir / REQUEST):
             kept.note(end=[ended.outcome.end.name, ended.outcome.code])
         if ended.outcome.end is not End.FINISHED:
-            return _print_failed(ended, run_dir, request.policy.asked)
+            return _print_failed(ended, run_dir, request)
         if not verifies:
             print_summary(run_dir, request.full_summary)
         return ended.outcome.code
@@ -389,11 +389,11 @@ class _GenerationStarter:
         return outcome
 
 
-def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool) -> int:
+def _print_failed(ended: generations.RunEnd, run_dir: Path, request: RunRequest) -> int:
     """Prints how an unfinished run ended, and whether it can go on; returns the exit code."""
     print_table(run_dir)
-    print_failure(ended.outcome, ended.folder)
-    if ended.before and not restarts_asked:
+    print_failure(ended.outcome, ended.folder, bool(request.spec.hosts))
+    if ended.before and not request.policy.asked:
         print(
             "syrtos: this run was started again before. The last generation but one:"
             f" {ended.before}",

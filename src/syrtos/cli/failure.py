@@ -31,10 +31,13 @@ _OF_OLD_NAMES = re.compile(
 )
 
 
-def print_failure(outcome: Outcome, run_dir: Path) -> None:
+def print_failure(outcome: Outcome, run_dir: Path, has_hosts: bool = False) -> None:
     """Prints the worker that failed first, the reason, and the path of its log.
 
-    The log is in ``run_dir``, the folder of the worker's generation.
+    Args:
+        outcome: how the run ended.
+        run_dir: the folder of the worker's generation, where its log is.
+        has_hosts: whether workers are started on other hosts.
     """
     reported = outcome.failures or _reported_failures(run_dir)
     if outcome.end is End.STOPPED:
@@ -45,7 +48,7 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
         _print_worker(reported[0], run_dir, outcome.failed_alike)
         _print_limit(outcome, reported[0]["rank"], reported[0]["text"], run_dir)
     elif outcome.end is End.NOT_STARTED:
-        _print_not_started(outcome)
+        _print_not_started(outcome, has_hosts)
     else:
         _print_ended(outcome, run_dir)
         _print_limit(outcome, outcome.rank, "", run_dir)
@@ -147,13 +150,16 @@ def _last_words(log: Path) -> list[str]:
     return [f"  {line}" for line in lines if _WORDS_OF_A_CRASH.search(line)][-_LAST_WORDS:]
 
 
-def _print_not_started(outcome: Outcome) -> None:
+def _print_not_started(outcome: Outcome, has_hosts: bool) -> None:
     who = "" if outcome.rank is None else f"rank {outcome.rank} "
     why = f": {who}{outcome.why}" if outcome.why else ""
+    reachable = (
+        "\nEach host of --hosts must be reachable by `ssh NAME true` without a password, and have"
+        " this environment at the same path."
+    )
     _say(
         f"the workers could not be started, or ended unexpectedly{why} (exit code"
-        f" {outcome.code}).\nWith --hosts: each must be reachable by `ssh NAME true` without a"
-        " password, and have this environment at the same path."
+        f" {outcome.code}).{reachable * has_hosts}"
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
 from syrtos.cli import run
+from syrtos.cli.parsing import number, seconds
 from syrtos.errors import ConfigurationError
 from syrtos.launch.program import parse
 
@@ -74,8 +75,8 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeline-filename", metavar="FILE", help="a trace of exchanges, for Chrome or Perfetto"
     )
-    parser.add_argument("--fusion-threshold-mb", type=float, metavar="MB")
-    parser.add_argument("--stall-check-shutdown-time-seconds", type=float, metavar="S")
+    parser.add_argument("--fusion-threshold-mb", type=number, metavar="MB")
+    parser.add_argument("--stall-check-shutdown-time-seconds", type=seconds, metavar="S")
     parser.add_argument("--no-stall-check", action="store_true")
     elastic = parser.add_argument_group("elastic runs")
     elastic.add_argument(

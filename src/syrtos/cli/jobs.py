@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from syrtos.cli import followed_run
-from syrtos.cli.run_dirs import add_run_dir, find_run_dir
+from syrtos.cli.run_dirs import absolute, add_run_dir, find_run_dir
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -141,7 +141,7 @@ def _instances(service: Service, name: str) -> int:
 
 def _stop(chosen: argparse.Namespace) -> int:
     if Path(chosen.name).is_dir():
-        return followed_run.stop(Path(chosen.name).resolve())
+        return followed_run.stop(absolute(Path(chosen.name)))
     from syrtos.jobs.client import local
 
     local.ask_to_stop(_service(), chosen.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -112,6 +113,28 @@ class Help(argparse.Action):
                     action.help = argparse.SUPPRESS
         parser.print_help()
         parser.exit()
+
+
+def number(text: str) -> float:
+    """Returns the finite number that an option was given.
+
+    Raises:
+        ValueError: it is none; argparse names the option.
+    """
+    if not math.isfinite(found := float(text)):
+        raise ValueError(text)
+    return found
+
+
+def seconds(text: str) -> float:
+    """Returns the seconds, 0 or more, that an option was given.
+
+    Raises:
+        ValueError: they are none; argparse names the option.
+    """
+    if (found := number(text)) < 0:
+        raise ValueError(text)
+    return found
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from syrtos.checkpoint import durable
-from syrtos.cli.run_dirs import find_run_dir
+from syrtos.cli.run_dirs import absolute, find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.launch.run_lock import is_going_on
 from syrtos.report import compare, facts, page, text
@@ -81,9 +81,9 @@ def main(chosen: argparse.Namespace) -> int:
             f" {len(chosen.run_dirs)}."
         )
     run_dirs = [find_run_dir(path) for path in chosen.run_dirs or [None]]
-    output = (
+    output = absolute(
         chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")
-    ).resolve()
+    )
     console = Console(highlight=False, soft_wrap=True, markup=False)
     runs: list[RunRecord] = []
     try:

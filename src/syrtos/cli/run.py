@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from syrtos import settings
 from syrtos.cli import engine_runs
 from syrtos.cli.execution import ConnectedHosts, execute, this_machine
-from syrtos.cli.parsing import Help
+from syrtos.cli.parsing import Help, number, seconds
+from syrtos.cli.run_dirs import absolute
 from syrtos.cli.run_request import RunRequest
 from syrtos.cli.watching import TRACKERS, all_trackers, check
 from syrtos.errors import ConfigurationError
@@ -132,7 +133,7 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 def _add_ends_and_restarts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace",
-        type=float,
+        type=seconds,
         default=10.0,
         metavar="S",
         help=(
@@ -221,7 +222,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--check-every", type=int, default=defaults.check_every, metavar="K",
                        help="compare the replicas' weights every K steps; 0: never (default: every 100, or rarer)")  # fmt: skip
-    group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S",
+    group.add_argument("--timeout", type=seconds, default=defaults.timeout, metavar="S",
                        help="seconds a worker may wait for the others before the run fails (default: %(default)s)")  # fmt: skip
     group.add_argument("--ps", type=int, default=0, metavar="P", dest="servers",
                        help="number of parameter servers beside the workers, which then update asynchronously")  # fmt: skip
@@ -245,13 +246,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compress", default=defaults.compress, metavar="CODEC",
                        help="for slow networks: gradients travel as bf16, fp16 or powersgd:R (rank R), and the rest of each is added to the next gradient; "
                        " auto: bf16 where a link is slow enough (default: none)")  # fmt: skip
-    group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
+    group.add_argument("--bucket-mb", type=number, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
 
 def main(chosen: argparse.Namespace) -> int:
     """Runs the script where it was asked for, and reports."""
-    run_dir = (chosen.run_dir or new_run_dir()).resolve()
+    run_dir = absolute(chosen.run_dir or new_run_dir())
     return engine_runs.run_where_asked(chosen, run_dir, functools.partial(_launch, chosen, run_dir))
 
 

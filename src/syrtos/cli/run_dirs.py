@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def find_run_dir(given: Path | None) -> Path:
         ConfigurationError: none was given, and the folder `runs` has none.
     """
     if given is not None:
-        return given.resolve()
+        return absolute(given)
     newest = newest_run_dir()
     if newest is None:
         raise ConfigurationError(
@@ -38,4 +39,9 @@ def find_run_dir(given: Path | None) -> Path:
             " that `syrtos run` has printed."
         )
     print(f"syrtos: the newest run, {newest}", file=sys.stderr)
-    return newest.resolve()
+    return absolute(newest)
+
+
+def absolute(path: Path) -> Path:
+    """Returns the absolute path of what links lead to; a circle of links leads nowhere."""
+    return Path(os.path.realpath(path))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syrtos.errors import ConfigurationError, LaunchError
-from syrtos.launch.processes.signalling import is_wanted
+from syrtos.interrupts import raise_end_signals
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -80,9 +79,7 @@ def main(chosen: argparse.Namespace) -> int:
 
     facts, inputs = _read_request(chosen)
     estimator = Estimator(**facts)
-    for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
-        # the end of this command ends the job
-        signal.signal(number, signal.default_int_handler)
+    raise_end_signals()  # the end of this command ends the job
     try:
         estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)
     except LaunchError as error:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from syrtos.cli.run_dirs import absolute
 from syrtos.cli.watching import TRACKERS
 from syrtos.errors import ConfigurationError
 from syrtos.launch.run_lock import is_going_on
@@ -41,7 +42,7 @@ def main(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: the folder is no run directory, or a tracker can't be used.
     """
-    run_dir = chosen.run_dir.resolve()
+    run_dir = absolute(chosen.run_dir)
     if not (run_dir / "ledger").is_dir() and not chosen.until_closed:
         raise ConfigurationError(
             f"{run_dir} holds no ledgers. Name the run directory that `syrtos run` printed."

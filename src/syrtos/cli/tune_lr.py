@@ -10,6 +10,7 @@ from rich.console import Console
 
 from syrtos.cli import tuning
 from syrtos.cli.execution import this_machine
+from syrtos.cli.parsing import number
 from syrtos.errors import ConfigurationError
 from syrtos.launch.terminal import output
 from syrtos.settings import TuneTrial
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--from",
-        type=float,
+        type=number,
         default=_FROM,
         dest="first",
         metavar="RATE",
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--to",
-        type=float,
+        type=number,
         default=_TO,
         dest="last",
         metavar="RATE",

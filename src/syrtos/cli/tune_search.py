@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syrtos.errors import ConfigurationError
-from syrtos.launch.processes.signalling import is_wanted
+from syrtos.interrupts import exit_code, raise_end_signals
 from syrtos.launch.terminal import output
 
 if TYPE_CHECKING:
@@ -54,9 +53,7 @@ def main(arguments: list[str]) -> int:
     from syrtos.jobs.store.home import Home
 
     asked = search_file.read(parser().parse_args(arguments).file)
-    for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
-        # the end of this command ends the search
-        signal.signal(number, signal.default_int_handler)
+    raise_end_signals()  # the end of this command ends the search
     with local.running(Home()) as (service, own):
         return _follow(service, own, asked)
 
@@ -68,20 +65,20 @@ def _follow(service: Service, own: bool, asked: SearchFile) -> int:
     try:
         _begin(service, asked)
         record = _watch(service, name)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if not own:
             output.say(
                 f"{name} goes on in the service; the same command shows it, `syrtos stop {name}`"
                 " ends it."
             )
-            return 130
+            return exit_code(error)
         output.say(f"stopping {name}")
         local.stop_search(service, name)
         _show_results(service, asked)
         output.say(
             "the search was stopped; the same command goes on with the trials that have finished."
         )
-        return 130
+        return exit_code(error)
     _show_results(service, asked)
     if record.failure:
         ended = "ended before all trials were begun" if record.status == "Completed" else "failed"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from syrtos.cli.failure import print_failure
+from syrtos.cli.parsing import seconds
+from syrtos.cli.run_dirs import absolute
 from syrtos.errors import ConfigurationError
 from syrtos.launch.outcome import End
 from syrtos.launch.program import parse
@@ -62,7 +64,7 @@ def add_script(made: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--shard-update", action="store_true")
     group.add_argument("--compress", default=defaults.compress, metavar="CODEC")
-    group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S")
+    group.add_argument("--timeout", type=seconds, default=defaults.timeout, metavar="S")
     made.add_argument(
         "-m",
         action="store_true",
@@ -95,7 +97,7 @@ def run_dir_of(chosen: argparse.Namespace) -> Path:
         ConfigurationError: the folder can't be made.
     """
     default = new_run_dir()
-    folder: Path = (chosen.run_dir or default.with_name(f"{default.name}-tune")).resolve()
+    folder: Path = absolute(chosen.run_dir or default.with_name(f"{default.name}-tune"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -47,6 +47,9 @@ from syrtos import cli
             "argument --hostfile: not allowed with argument --hosts.",
         ),
         ("run -n two train.py", "argument -n: invalid int value: 'two'."),
+        ("run --grace nan train.py", "argument --grace: invalid seconds value: 'nan'."),
+        ("run --timeout -3 train.py", "argument --timeout: invalid seconds value: '-3'."),
+        ("run --bucket-mb inf train.py", "argument --bucket-mb: invalid number value: 'inf'."),
     ],
 )
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, says: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from syrtos import cli
 from syrtos.cli.run_dirs import find_run_dir
 from syrtos.errors import ConfigurationError
+from syrtos.json_files import Tail, document
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +45,18 @@ def test_without_any_run_an_error_says_what_to_name(folder: Path) -> None:
 def test_commands_need_no_run_directory(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(command.split()) == 2
     assert "No run directory was named" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "stop", "report", "resume"])
+def test_a_circle_of_links_is_no_run_directory(
+    command: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "circle").symlink_to("circle")
+    assert cli.main([command, "./circle"]) != 0
+    assert "circle" in capfd.readouterr().err
+
+
+def test_a_file_that_no_process_writes_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "run.json")
+    assert document(folder / "run.json") == {}
+    assert Tail(folder / "run.json").read() == []

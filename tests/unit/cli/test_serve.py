@@ -55,3 +55,40 @@ def _answers(home: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+def _refused(home: Path, *words: str) -> str:
+    """What `syrtos serve` says that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "syrtos", "serve", *words],
+        env={**os.environ, "SYRTOS_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_port_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert "ports are numbers from 0 to 65535" in _refused(tmp_path, "--port", "80000")
+
+
+def test_a_folder_of_jobs_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "can't be made" in _refused(tmp_path / "file", "--port", "0")
+
+
+def test_a_second_service_says_so_although_the_address_of_the_first_is_lost(tmp_path: Path) -> None:
+    env = {**os.environ, "SYRTOS_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "syrtos", "serve", "--port", "0"]
+    with subprocess.Popen(command, env=env, text=True, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        (tmp_path / "endpoint.json").unlink()
+        try:
+            said = _refused(tmp_path, "--port", "0")
+        finally:
+            process.terminate()
+    assert "whose endpoint.json there is missing or damaged" in said

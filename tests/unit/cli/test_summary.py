@@ -34,9 +34,12 @@ def train(run_dir: Path, rank: int, waited: float, **line: Any) -> None:
 
 
 def failure_screen(
-    outcome: Outcome, capsys: pytest.CaptureFixture[str], run_dir: Path = Path("/runs/1")
+    outcome: Outcome,
+    capsys: pytest.CaptureFixture[str],
+    run_dir: Path = Path("/runs/1"),
+    has_hosts: bool = False,
 ) -> str:
-    print_failure(outcome, run_dir)
+    print_failure(outcome, run_dir, has_hosts)
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err
@@ -448,7 +451,9 @@ def test_workers_that_ended_silently_are_all_named(capsys: pytest.CaptureFixture
 def test_workers_that_never_started_show_how_hosts_are_reached(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    screen = failure_screen(Outcome(End.NOT_STARTED, 255, 0, why="could not be started"), capsys)
+    outcome = Outcome(End.NOT_STARTED, 255, 0, why="could not be started")
+    assert "--hosts" not in failure_screen(outcome, capsys)
+    screen = failure_screen(outcome, capsys, has_hosts=True)
     assert "could not be started" in screen
     assert "rank 0 could not be started" in screen
     assert "reachable by `ssh NAME true`" in screen

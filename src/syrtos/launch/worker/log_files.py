@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from syrtos.launch.terminal import streams
+
+
+def _program(name: str) -> str:
+    """Returns the path of a program; it is also found where PATH is empty."""
+    return shutil.which(name) or shutil.which(name, path=os.defpath) or name
 
 
 class WorkerLog:
@@ -45,7 +51,7 @@ class WorkerLog:
         # It outlives Ctrl-C (-i, and a session of its own): the last lines of the script come after
         # it. It outlives a reader of the target, too: SIGPIPE stays ignored in it.
         tee = subprocess.Popen(
-            ["tee", "-ia", str(self.path)],
+            [_program("tee"), "-ia", str(self.path)],
             stdin=subprocess.PIPE,
             stdout=os.dup(stream),
             start_new_session=True,
