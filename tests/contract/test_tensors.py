@@ -11,6 +11,7 @@ from syrtos.testing import WorldFailed, run_world
 CHECKS = ("exchanges", "slices", "gradients", "loops", "process_sets")
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(
     ("check", "size"),
     [

@@ -59,6 +59,7 @@ def with_a_warm_up(
     )
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("name", WITHOUT_FLAGS)
 def test_behaviours_without_flags(without_flags: CheckedRun, name: str) -> None:
     without_flags.check(name)

@@ -190,6 +190,7 @@ def test_checks_of_other_ways_to_train(tmp_path: Path, name: str, flags: Sequenc
     ).check_all()
 
 
+@pytest.mark.needs("tensorflow")
 def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:
     folder = write(tmp_path, 20, 30)
     damage(folder / "1.tfrecord")

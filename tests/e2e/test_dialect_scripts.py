@@ -128,6 +128,7 @@ def _marks(group: str) -> Sequence[pytest.MarkDecorator]:
     return () if group in QUICK else (pytest.mark.long,) if group in LONG else (pytest.mark.slow,)
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(
     ("group", "name"),
     [
@@ -140,12 +141,14 @@ def test_scripts_of_old_apis(checked: Callable[[str], CheckedRun], group: str, n
     checked(group).check(name)
 
 
+@pytest.mark.needs("tensorflow")
 def test_two_dialects_that_both_reduce_are_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "mixed")
     assert done.returncode == 1
     assert "both would reduce the gradients" in done.stderr
 
 
+@pytest.mark.needs("tensorflow")
 def test_flags_for_scripts_without_workers_are_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "basics", "--scale-lr", "linear")
     assert done.returncode == 1
@@ -189,6 +192,7 @@ def test_the_examples(tmp_path: Path, name: str, accuracy: float) -> None:
     assert summary.training_seconds > 0
 
 
+@pytest.mark.needs("tensorflow")
 def test_a_strategy_in_a_world_of_one(tmp_path: Path) -> None:
     script = tmp_path / "mirrored.py"
     script.write_text(
@@ -224,6 +228,7 @@ def test_a_horovod_script_alone(tmp_path: Path) -> None:
     assert "No module named 'horovod'" in plain.stderr
 
 
+@pytest.mark.needs("tensorflow")
 def test_horovod_run_calls_a_function_on_new_workers(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
@@ -318,6 +323,7 @@ def test_the_hook_costs_little() -> None:
     assert float(done.stdout) < 0.05
 
 
+@pytest.mark.needs("tensorflow")
 def test_estimators_by_import_statements_and_no_tpus(tmp_path: Path) -> None:
     script = tmp_path / "imports.py"
     script.write_text(
@@ -340,6 +346,7 @@ def test_estimators_by_import_statements_and_no_tpus(tmp_path: Path) -> None:
     assert done.stdout.strip() == "2"
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.needs("tf_keras")
 def test_graphs_of_keras_2_are_refused_with_what_to_do(tmp_path: Path) -> None:
     script = tmp_path / "graphs.py"

@@ -144,6 +144,7 @@ def result(done: subprocess.CompletedProcess[str]) -> np.ndarray:
     return np.array(json.loads(line.removeprefix("RESULT ")))
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(
     "text",
     [

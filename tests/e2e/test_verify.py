@@ -83,6 +83,7 @@ def test_a_script_is_compared_and_its_files_are_left_alone(tmp_path: Path, backe
     assert (tmp_path / "model.keras").read_text() == "a model that was trained for a week"
 
 
+@pytest.mark.needs("tensorflow")
 def test_what_is_computed_on_gathered_rows_is_named(tmp_path: Path) -> None:
     """Rows of a batch that are sorted by their values have no share."""
     text = SCRIPT.replace(

@@ -520,6 +520,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(
     ("mistake", "error", "texts"),
     [
@@ -557,6 +558,7 @@ def test_every_rank_is_told(
         assert not missing, each[mistake]["text"]
 
 
+@pytest.mark.needs("tensorflow")
 def test_jit_compile_is_said_to_be_off(mistakes: tuple[Run, list[dict[str, Any]]]) -> None:
     assert mistakes[0].stderr.count("jit_compile=True is turned off") == 1
     mistakes[0].check_nothing_left()

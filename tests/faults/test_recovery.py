@@ -152,6 +152,7 @@ def test_a_run_goes_on_from_memory_without_its_disk_and_its_reader(
     run.check_nothing_left()
 
 
+@pytest.mark.needs("tensorflow")
 def test_an_error_of_the_script_is_a_reason_too(tmp_path: Path) -> None:
     ended = trained(tmp_path / "run", "tensorflow", "arrays", "raise:1:5")
     assert ended.code == 0, ended.stderr

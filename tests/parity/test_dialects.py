@@ -85,6 +85,7 @@ def _cases(
     ]
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("group", "workers", "name"),

@@ -60,6 +60,7 @@ def served_rows(request: pytest.FixtureRequest) -> table.Rows:
     )
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "name",

@@ -24,7 +24,7 @@ def rows_of_torch(request: pytest.FixtureRequest) -> table.Rows:
     return table.measure(registry.chosen(request, "test_keras_on_torch"), [2], TORCH.env)
 
 
-@pytest.mark.needs("jax")
+@pytest.mark.needs("jax", "tensorflow")  # whose pipelines the cases read
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "name", registry.in_tiers(JAX.cases, QUICK, [*JAX.cases[::12], "recurrent_layers"])
@@ -33,7 +33,7 @@ def test_keras_on_jax(rows_of_jax: table.Rows, name: str) -> None:
     table.check(rows_of_jax, name, JAX)
 
 
-@pytest.mark.needs("torch")
+@pytest.mark.needs("torch", "tensorflow")  # whose pipelines the cases read
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", registry.in_tiers(TORCH.cases, QUICK, TORCH.cases[1::6]))
 def test_keras_on_torch(rows_of_torch: table.Rows, name: str) -> None:

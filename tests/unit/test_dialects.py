@@ -35,6 +35,7 @@ TENSORFLOW = [
 ]
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(("module", "name", "verdict"), SERVED)
 def test_a_name_is_there_unless_it_is_refused(module: str, name: str, verdict: str) -> None:
     assert re.match(r"same$|differs: .|refused: .", verdict)
@@ -42,6 +43,7 @@ def test_a_name_is_there_unless_it_is_refused(module: str, name: str, verdict: s
     assert found or verdict.startswith("refused")
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("module", sorted({module for module, _, _ in SERVED}))
 def test_no_public_name_is_left_out(module: str) -> None:
     public = getattr(importlib.import_module(MODULES[module]), "__all__", [])
@@ -49,6 +51,7 @@ def test_no_public_name_is_left_out(module: str) -> None:
     assert set(public) <= listed
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize(("place", "name"), TENSORFLOW)
 def test_names_of_tensorflow_exist(place: str, name: str) -> None:
     import tensorflow as tf
@@ -58,6 +61,7 @@ def test_names_of_tensorflow_exist(place: str, name: str) -> None:
         found = getattr(found, part)
 
 
+@pytest.mark.needs("tensorflow")
 def test_every_served_strategy_is_listed() -> None:
     from syrtos.dialects import tf_distribute
 
@@ -66,6 +70,7 @@ def test_every_served_strategy_is_listed() -> None:
     assert {f"distribute.cluster_resolver.{name}" for name in tf_distribute.RESOLVERS} <= listed
 
 
+@pytest.mark.needs("tensorflow")
 def test_names_of_estimators_are_there_and_no_others() -> None:
     from syrtos.dialects.estimator import names
 
@@ -81,6 +86,7 @@ def test_names_of_estimators_are_there_and_no_others() -> None:
         assert hasattr(whole.Estimator, name)
 
 
+@pytest.mark.needs("tensorflow")
 def test_names_of_coordinators_are_there() -> None:
     from syrtos.dialects import parameter_server
 

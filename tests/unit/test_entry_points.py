@@ -50,6 +50,7 @@ def test_a_name_of_two_packages_is_refused(install: Install) -> None:
         entry_points.load("syrtos.toys", "one")
 
 
+@pytest.mark.needs("tensorflow")
 def test_what_is_no_instance_is_refused(install: Install) -> None:
     install("toy_e", "syrtos.toys", "one = toy_e:THING", "THING = 7")
     assert entry_points.load_instance("syrtos.toys", "one", int) == 7

@@ -292,6 +292,7 @@ def found(
     return [finding for finding in diagnosis.findings(loaded) if finding.rule == rule]
 
 
+@pytest.mark.needs("tensorflow")
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_finds_its_line_and_leaves_a_near_script_alone(tmp_path: Path, name: str) -> None:
     rule, wrong, right = CASES[name]
@@ -354,6 +355,7 @@ def test_modules_beside_a_script_are_read(tmp_path: Path) -> None:
     assert {(f.path.name, f.line) for f in findings} == {("helper.py", 3), ("inner.py", 3)}
 
 
+@pytest.mark.needs("tensorflow")
 def test_names_that_have_a_replacement_are_gone() -> None:
     """In the installed Keras and TensorFlow; `keras.backend` is there with few of its names, and the line is for the rest."""
     table = tomllib.loads(resources.files("syrtos.doctor").joinpath("replaced.toml").read_text())[
@@ -363,6 +365,7 @@ def test_names_that_have_a_replacement_are_gone() -> None:
     assert names.instead("tensorflow.keras.utils.np_utils.to_categorical") == "`keras.utils`"
 
 
+@pytest.mark.needs("tensorflow")
 def test_a_misspelt_name_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
     text = (
         "import tensorflow as tf\nimport numpy as np\nimport nunpy\ntf.keras.optimizers.Adamm\nnp.zeors\nnp.linalg.nrom\n"
@@ -452,6 +455,7 @@ def test_no_name_that_a_module_has_is_taken_for_a_misspelt_one(module: str) -> N
     assert [name for name in there if public_names.missing_part(f"{module}.{name}")] == []
 
 
+@pytest.mark.needs("tensorflow")
 def test_public_names_are_those_of_the_installed_packages() -> None:
     for path in (
         "keras.layers.Dense",

@@ -47,6 +47,7 @@ def imports() -> list[bool]:
     return [*before, *(name in sys.modules for name in names), keras is sys.modules["keras"]]
 
 
+@pytest.mark.needs("tensorflow")
 def test_workers_have_imported_no_framework_by_themselves() -> None:
     assert run_world(1, imports) == [[False, False, False, True, True, False, True]]
 
