@@ -50,9 +50,8 @@ def test_a_name_of_two_packages_is_refused(install: Install) -> None:
         entry_points.load("syrtos.toys", "one")
 
 
-@pytest.mark.needs("tensorflow")
 def test_what_is_no_instance_is_refused(install: Install) -> None:
     install("toy_e", "syrtos.toys", "one = toy_e:THING", "THING = 7")
     assert entry_points.load_instance("syrtos.toys", "one", int) == 7
-    with pytest.raises(ConfigurationError, match=r"instance of `pathlib.Path`. It names 7"):
+    with pytest.raises(ConfigurationError, match=r"instance of `pathlib\S*Path`. It names 7"):
         entry_points.load_instance("syrtos.toys", "one", Path)
