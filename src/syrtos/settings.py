@@ -144,6 +144,8 @@ class Options:
             optimizer's state of that part alone: see `syrtos.keras.features.sharding`.
         verifies: whether the first batches of all functions are computed by one process too and
             compared, after which training ends.
+        verifies_operations: with ``verifies``, whether each operation on rows is compared too
+            (TensorFlow).
         bucket_mb: the approximate size, in megabytes, of the groups in which gradients are
             exchanged.
         profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.
@@ -169,6 +171,7 @@ class Options:
     compress: str = "none"
     shard_update: bool = False
     verifies: bool = False
+    verifies_operations: bool = False
     profile: str = ""
 
     @property

@@ -9,7 +9,6 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from syrtos.cli.parsing import number
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
@@ -66,7 +65,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument(
         "--gbit",
-        type=number,
+        type=float,
         nargs="+",
         metavar="G",
         default=[1.0, 10.0, 100.0],
@@ -74,7 +73,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument(
         "--latency",
-        type=number,
+        type=float,
         metavar="US",
         default=50.0,
         help="microseconds from one host to another (default: %(default)s)",

@@ -404,6 +404,7 @@ def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
     names = {field.name for field in dataclasses.fields(Options)} - {
         "run_dir",
         "verifies",
+        "verifies_operations",
         *_OF_LOCAL_STEPS,
     }
     given = {name: getattr(chosen, name) for name in names}

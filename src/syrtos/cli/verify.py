@@ -66,6 +66,14 @@ def add_to(commands: Commands) -> None:
         "--json", action="store_true", help="print a JSON line for each function, with its rows"
     )
     parser.add_argument(
+        "--operations",
+        action="store_true",
+        help=(
+            "with TensorFlow: compare each operation on rows with itself on whole tensors, and name"
+            " those that differ with the lines of the script"
+        ),
+    )
+    parser.add_argument(
         "-m",
         action="store_true",
         dest="module",
@@ -91,7 +99,9 @@ def main(chosen: argparse.Namespace) -> int:
         spec = Spec(
             program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
             workers=chosen.workers,
-            options=Options(run_dir=str(run_dir), verifies=True),
+            options=Options(
+                run_dir=str(run_dir), verifies=True, verifies_operations=chosen.operations
+            ),
             oversubscribe=True,
         )
         # refused before anything is started
@@ -108,6 +118,11 @@ def main(chosen: argparse.Namespace) -> int:
             print(json.dumps(function))
     elif functions or not code:
         _print(functions, chosen.workers, is_whole=not code)
+        if chosen.operations and not any(function.get("operations") for function in functions):
+            print(
+                "No operation was compared by itself: --operations compares those of steps that are"
+                " split on TensorFlow."
+            )
     return code or int(
         not functions
         or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"])
@@ -170,6 +185,13 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
         # E.g. for the data of `evaluate` after that of validation, or after another `compile`.
         title += f", compared again ({titles[title]})" if titles[title] > 1 else ""
         console.print(_table(title, function, workers))
+        if operations := function.get("operations"):
+            different = sum(row["kind"] == "operation" for row in function["rows"])
+            console.print(
+                f"{operations} results of operations on rows were compared by themselves:"
+                f" {different or 'none'} differ{'s' * (different == 1)}.",
+                highlight=False,
+            )
         if function["gathered"]:
             console.print(
                 f"Each worker computes these operations on gathered rows: {function['gathered']}.",
@@ -216,13 +238,8 @@ def _table(title: str, function: Mapping[str, Any], workers: int) -> Table:
     table.add_column("", overflow="fold")
     for name in ("one process", f"{workers} workers", "difference"):
         table.add_column(name, justify="right", no_wrap=True)
-    has_rules = any(row["rule"] for row in function["rows"])
-    if has_rules:
-        table.add_column("rule")
     for row in function["rows"]:
         mark = "[red]" if _differs(row, function) and not function["whole"] else ""
         values = (f"{row['whole']:.6g}", f"{row['split']:.6g}", f"{mark}{row['difference']:.0e}")
-        table.add_row(
-            row["kind"], escape(row["name"]), *values, *([row["rule"]] if has_rules else [])
-        )
+        table.add_row(row["kind"], escape(row["name"]), *values)
     return table

@@ -54,28 +54,8 @@ class Step(Protocol[TensorT]):
         ...
 
     @property
-    def splits_batch(self) -> bool:
-        """Returns whether this worker has a part of a batch, and not a batch of its own."""
-        ...
-
-    @property
     def draws_alike(self) -> bool:
         """Returns whether random numbers that are drawn now are the same on all workers."""
-        ...
-
-    def rows_of_all(self, tree: Tree) -> Tree:
-        """Returns the structure with the rows of all workers, in order, in place of this worker's.
-
-        Floating scalars become their mean by samples, whole numbers their sum. Gradients of the
-        result flow to this worker's rows.
-        """
-        ...
-
-    def as_one_process(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: each worker computes the whole batch inside.
-
-        Nothing is exchanged or weighted there, and assignments are equal on all workers.
-        """
         ...
 
 

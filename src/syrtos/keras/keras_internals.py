@@ -189,10 +189,13 @@ def given_to_compile(model: object) -> list[object]:
     """Returns what a script has given `compile` as losses and metrics: names, functions, objects.
 
     They stand in `_compile_loss` and `_compile_metrics` of Keras 3, which a model lists once it has
-    used them.
+    used them, and in `compiled_loss` and `compiled_metrics` of Keras 2.
     """
-    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
-    waiting = [getattr(loss, "_user_loss", None)]
+    loss, metrics = (
+        getattr(model, f"_compile_{kind}", None) or getattr(model, f"compiled_{kind}", None)
+        for kind in ("loss", "metrics")
+    )
+    waiting = [getattr(loss, name, None) for name in ("_user_loss", "_user_losses")]
     waiting += [
         getattr(metrics, name, None) for name in ("_user_metrics", "_user_weighted_metrics")
     ]

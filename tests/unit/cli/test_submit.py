@@ -29,6 +29,8 @@ def test_a_variable_needs_a_name_and_a_value(
 def test_a_signal_ends_the_job_and_is_the_exit_code(tmp_path: Path, number: int) -> None:
     (tmp_path / "train.py").write_text(SLEEPS)
     env = {**os.environ, "SYRTOS_HOME": str(tmp_path / "home")}
+    # `nohup`, and a shell's background, leave processes with it ignored
+    before = signal.signal(number, signal.SIG_DFL)
     process = subprocess.Popen(
         [sys.executable, "-m", "syrtos", "submit", "train.py", "--processes-per-host", "1"],
         cwd=tmp_path,
@@ -37,6 +39,7 @@ def test_a_signal_ends_the_job_and_is_the_exit_code(tmp_path: Path, number: int)
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+    signal.signal(number, before)
     assert process.stdout is not None
     said = ""
     for line in process.stdout:

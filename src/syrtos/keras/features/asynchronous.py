@@ -21,6 +21,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.comm.servers import Servers
 from syrtos.comm.world import Session
+from syrtos.keras.features.added_metrics import warn_of_own_metrics
 from syrtos.keras.features.feature import Feature, Fit
 from syrtos.keras.replica import state
 from syrtos.records import read_record, record_of
@@ -68,6 +69,8 @@ class ParameterServers(Feature):
 
     def training_begins(self, fit: Fit) -> None:
         if fit.model is not None:
+            if asynchronous_servers() is not None:
+                warn_of_own_metrics(fit.model)
             _begin_equal(fit.model)
 
     def epoch_computed(self, fit: Fit, logs: dict[str, object] | None) -> None:

@@ -21,6 +21,7 @@ from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
+from syrtos.keras.features.added_metrics import warn_of_own_metrics
 from syrtos.keras.features.feature import Feature, Fit
 from syrtos.keras.features.rounds import Rounds
 from syrtos.keras.patching import Patch
@@ -96,6 +97,7 @@ class LocalSteps(Feature):
             raise ConfigurationError(
                 "`--sync-every` trains models of Keras 3 on TensorFlow and torch. Leave it out."
             )
+        warn_of_own_metrics(fit.model)
         self._rounds = fit.keep(Rounds(fit.model))
 
     def epoch_begins(self, fit: Fit) -> None:

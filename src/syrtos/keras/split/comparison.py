@@ -33,12 +33,11 @@ class Row:
     `syrtos verify` shows it as a row of its table.
 
     Attributes:
-        kind: ``gradient``, ``log``, ``output`` or ``variable``.
+        kind: ``gradient``, ``log``, ``output``, ``variable`` or ``operation``.
         name: a name for a person.
         whole, split: its value, or its norm, computed from some rows together and from parts of
             them.
-        difference: the relative difference of the two, once the rule is applied.
-        rule: the rule that makes both equal; empty for Keras's own way.
+        difference: the relative difference of the two.
     """
 
     kind: str
@@ -46,7 +45,6 @@ class Row:
     whole: float
     split: float
     difference: float
-    rule: str = ""
 
 
 def bound_of(precision: int) -> float:

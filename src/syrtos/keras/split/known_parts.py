@@ -28,7 +28,7 @@ def fixed_batch(model: Model) -> str:
 
 
 def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
-    """Returns the parts of a step that are not Keras's own, as phrases for messages.
+    """Returns the parts of a step that may be wrong on a share of the rows, as phrases for messages.
 
     Args:
         model: whose step it is.
@@ -72,10 +72,16 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
         for x in losses
         if keras_origin.own_methods(x, ["update_state"])
     ]
+    given = keras_internals.given_to_compile(model) if name != "predict_step" else []
+    parts += [f"the loss or metric `{_name_of(x)}`" for x in given if not mixed_rows.is_known(x)]
     optimizer = getattr(model, "optimizer", None)
     if name == "train_step" and optimizer is not None and not is_known_optimizer(optimizer):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
+
+
+def _name_of(part: object) -> str:
+    return part if isinstance(part, str) else getattr(part, "__name__", type(part).__name__)
 
 
 def script_sees_gradients(model: object, stock: bool, name: str) -> bool:

@@ -16,7 +16,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras import backend
 from syrtos.keras.features import sharding
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.split import mixed_rows, shares
+from syrtos.keras.split import shares
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Optimizer, Shape
@@ -207,10 +207,6 @@ LOSSES = [
     Patch(_LOSS, "apply_mask", _apply_mask, "A masked mean divides by the unmasked elements of the global batch."),
     Patch(f"{_METRICS}:Mean", "update_state", shares.counting_share, _VALUE),
     Patch(f"{_METRICS}:Sum", "update_state", shares.counting_share, _VALUE),
-    Patch(f"{_LOSS}:Loss", "__call__", mixed_rows.of_all_rows, "A function that mixes rows is wrong on a share of them."),
-    Patch(f"{_LOSS}:Loss", "__init__", mixed_rows.adapting_loss, "The same of a loss whose class has a `__call__` of its own."),
-    Patch(f"{_METRICS}:MeanMetricWrapper", "update_state", mixed_rows.mean_of_all_rows, "The same of a function as a metric."),
-    Patch("keras.src.metrics.metric:Metric", "__init__", mixed_rows.adapting_class, "The same of a metric of the script's own."),
 ]  # fmt: skip
 SEEDS = [
     Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Workers have equal seeds, and draw other numbers for their rows."),

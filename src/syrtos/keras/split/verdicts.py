@@ -60,6 +60,7 @@ class Verifying:
         bound: float,
         whole: str = "",
         gathered: str = "",
+        operations: int = 0,
     ) -> None:
         """Adds a line about a step to a file of the run directory, on rank 0.
 
@@ -71,6 +72,7 @@ class Verifying:
             bound: the largest relative difference that counts as none.
             whole: why the step is not split; empty if it is.
             gathered: operations that each worker computes whole, on gathered rows.
+            operations: how many operations were compared by themselves.
         """
         if session.world.rank == 0 and session.options.run_dir:
             found = {
@@ -80,6 +82,7 @@ class Verifying:
                 "computes": "Each worker computes",
                 "bound": bound,
                 "gathered": gathered,
+                "operations": operations,
                 "rows": [dataclasses.asdict(row) for row in rows],
             }
             with verified_path(Path(session.options.run_dir)).open("a") as file:

@@ -20,7 +20,7 @@ from syrtos.keras.features import asynchronous, finite
 from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.replica import updates
-from syrtos.keras.split import mixed_rows, shares
+from syrtos.keras.split import shares
 from syrtos.keras.tensorflow import (
     gradients,
     keras2_callbacks,
@@ -233,7 +233,6 @@ _NUMBER = (
 )
 _SAMPLES = "The original reduces before clipping already, but sums where samples must count."
 _EQUAL = "An update is the same on all workers: its assignments need no exchange."
-_MIXES = "A function that mixes rows is wrong on a share of them."
 _STEP = (
     "It builds the function that calls `train_step` or its like: here a step becomes a program of all"
     " workers."
@@ -253,15 +252,6 @@ LOSSES = [
     Patch("tf_keras.src.losses:Loss", "_get_reduction", _reduction_of_one_process, _REPLICAS),
     Patch(f"{_METRIC}:Mean", "update_state", shares.counting_share, _NUMBER),
     Patch(f"{_METRIC}:Sum", "update_state", shares.counting_share, _NUMBER),
-    Patch("tf_keras.src.losses:Loss", "__call__", mixed_rows.of_all_rows, _MIXES),
-    Patch("tf_keras.src.losses:Loss", "__init__", mixed_rows.adapting_loss, _MIXES),
-    Patch(f"{_METRIC}:MeanMetricWrapper", "update_state", mixed_rows.mean_of_all_rows, _MIXES),
-    Patch(
-        f"{_METRIC}:Metric",
-        "__new__",
-        mixed_rows.adapting_new,
-        f"{_MIXES} Keras 2 wraps the method when it makes a metric.",
-    ),
 ]
 OPTIMIZERS = [
     Patch(f"{_OPTIMIZER}:Optimizer", "aggregate_gradients", _aggregate, _SAMPLES),

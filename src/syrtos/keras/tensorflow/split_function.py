@@ -64,8 +64,11 @@ class TensorFlowFunction:
         self.reduces_early = known_parts.script_sees_gradients(model, stock, name)
         self._accumulation = accumulation.Kind(session.comm, model)
         self.verifying = verdicts.Verifying(model, session)
+        trains = name == "train_step"
+        # Servers that update in step with the workers take the gradients of shares.
+        self._serves_shares = trains and bool(session.options.servers)
         self._partitioned = (
-            PartitionedStep(self._step_of_run, session, name == "train_step", self._tell_whole)
+            PartitionedStep(self._step_of_run, session, trains, self._tell_whole)
             if partitions(session, name)
             else None
         )
@@ -93,8 +96,8 @@ class TensorFlowFunction:
         elif verdicts.is_split(self._session) and not isinstance(spec, Batch):
             batches, spec = self._iterator_of_script(batches, steps)
         if self._name == "train_step":
-            self._accumulation.note(self._partitioned is not None or self.reduces_early)
-        if self._partitioned is not None and self._is_to_verify:
+            self._accumulation.note(self._computes_together or self.reduces_early)
+        if self._computes_together and self._is_to_verify:
             batches = self._verified(batches, spec, steps)
         failure = self._failure()
         try:
@@ -111,7 +114,7 @@ class TensorFlowFunction:
         if not isinstance(batch, Batch) and verdicts.is_split(self._session):
             with as_one_process():
                 return self._step_of_run(batch)
-        if self._partitioned is not None and isinstance(batch, Batch):
+        if self._partitioned is not None and isinstance(batch, Batch) and not self._is_on_shares():
             return self._partitioned(batch)
         training = self._name == "train_step"
         session = registry.session_of_step(self._session, training)
@@ -121,12 +124,32 @@ class TensorFlowFunction:
             session, share, training, self.reduces_early, draws_by_rank
         ).as_current_step() as scope:
             if self._name == "predict_step":
-                return scope.gather(self.step(scope.data))
+                return scope.own_rows(self.step(scope.data))
 
             def compute() -> object:
                 return scope.finish(self.step(scope.data), logs_are_global=self._stock)
 
             return registry.around_step(self.model, session, compute)() if training else compute()
+
+    @property
+    def _computes_together(self) -> bool:
+        return self._partitioned is not None and not self._serves_shares
+
+    def _is_on_shares(self) -> bool:
+        """Returns whether a step that could be partitioned is computed on shares, for servers.
+
+        Where it has parts that may be wrong on a share, every worker computes whole batches.
+        """
+        if self._partitioned is None or not self._serves_shares:
+            return False
+        stateful = known_parts.fixed_batch(self.model)
+        unknown = [stateful] if stateful else []
+        unknown += known_parts.unknown_parts(self.model, self._stock, self._name)
+        if unknown:
+            self._partitioned.failure = (
+                f"parameter servers take gradients of shares, which may be wrong with {unknown[0]}"
+            )
+        return not unknown
 
     def _failure(self) -> str:
         return self._partitioned.failure if self._partitioned is not None else ""
@@ -178,13 +201,13 @@ class TensorFlowFunction:
 
 
 def partitions(session: Session, name: str) -> bool:
-    """Returns whether steps are partitioned: they are, unless workers train on batches of their own.
+    """Returns whether workers compute steps together: they do, unless they train on batches of their own.
 
     ``name``: of the step.
     """
     options = session.options
-    on_shares = options.servers or (options.sync_every and name == "train_step")
-    return verdicts.is_split(session) and not on_shares
+    train_apart = name == "train_step" and bool(options.sync_every or options.asynchronous)
+    return verdicts.is_split(session) and not train_apart
 
 
 _FUNCTIONS = "_syrtos_functions"

@@ -26,14 +26,12 @@ from syrtos.comm.world import Session
 from syrtos.keras.features import registry
 from syrtos.keras.split import verdicts
 from syrtos.keras.tensorflow import (
-    gathering,
     ops,
     tf_internals_graphs,
     tf_internals_iterators,
 )
 from syrtos.keras.tensorflow.assignments import (
     Watcher,
-    as_one_process,
     is_sum,
     private_read,
     within_step,
@@ -87,7 +85,7 @@ class TensorFlowStep(Watcher):
         self.reduces_early = reduces_early
         self.samples, self.data = count_samples(data)
         # Where each worker has a batch of its own nothing is split.
-        if isinstance(data, TensorShare) and self.splits_batch:
+        if isinstance(data, TensorShare) and verdicts.is_split(session):
             _check_even(self.data)
         self._ready = ready_at(self.data)
         self._sum_factor = float(registry.sum_factor(training))
@@ -160,21 +158,6 @@ class TensorFlowStep(Watcher):
         mine = tf.where(self.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
         return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sum_factor
 
-    # -- the whole batch on each worker ----------------------------------------------------------
-
-    @property
-    def splits_batch(self) -> bool:
-        """Returns whether this worker has a part of a batch, and not one of its own."""
-        return verdicts.is_split(self.session)
-
-    def as_one_process(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: computes the whole batch inside, as the function `as_one_process` says."""
-        return as_one_process()
-
-    def rows_of_all(self, tree: Tree) -> Tree:
-        """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
-        return gathering.rows_of_all(self, tree)
-
     # -- called by the variables ---------------------------------------------------------------
 
     def before_read(self, variable: tf.Variable) -> None:
@@ -201,13 +184,8 @@ class TensorFlowStep(Watcher):
             tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
         )
 
-    def gather(self, outputs: Tree) -> Tree:
-        """Returns the outputs of a `predict_step` with the rows of all workers, in order.
-
-        With batches per worker each keeps its own.
-        """
-        if self.splits_batch:
-            return self.rows_of_all(outputs)
+    def own_rows(self, outputs: Tree) -> Tree:
+        """Returns the outputs of a `predict_step` on a batch of this worker's own."""
         return tf.nest.map_structure(
             lambda out: _rows_of(self.active, out) if out.shape.rank != 0 else out, outputs
         )

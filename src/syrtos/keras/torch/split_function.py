@@ -9,10 +9,9 @@ import keras
 import torch
 
 from syrtos.comm.world import Session
-from syrtos.keras import keras_internals
 from syrtos.keras.features import registry
 from syrtos.keras.replica import accumulation
-from syrtos.keras.split import known_parts, mixed_rows, verdicts
+from syrtos.keras.split import known_parts, verdicts
 from syrtos.keras.torch import gradients, torch_internals
 from syrtos.keras.torch.partition.step import PartitionedBatch
 from syrtos.keras.torch.partition.verifying import verify_step
@@ -146,12 +145,6 @@ class TorchFunction:
         yield from filter(_draws_otherwise, layers)
         # Such a layer trains scales, whose gradients are values of the whole batch.
         yield from (layer for layer in layers if getattr(layer, "quantization_mode", None))
-        if self._name != "predict_step":
-            yield from (
-                part
-                for part in keras_internals.given_to_compile(self.model)
-                if not mixed_rows.is_known(part)
-            )
 
 
 # Of so many steps it is noted what every worker computes whole.

@@ -22,7 +22,7 @@ from syrtos.comm.world import Session
 from syrtos.keras.features import registry
 from syrtos.keras.split import verdicts
 from syrtos.keras.split.shares import Assignments
-from syrtos.keras.torch import gathering, generators, torch_internals
+from syrtos.keras.torch import generators, torch_internals
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.scopes import set_within
 
@@ -177,14 +177,6 @@ class TorchStep(Assignments):
     def splits_batch(self) -> bool:
         """Returns whether this worker has a part of a batch, and not one of its own."""
         return verdicts.is_split(self.session)
-
-    def as_one_process(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: code inside computes the whole batch; see the function `as_one_process`."""
-        return as_one_process()
-
-    def rows_of_all(self, tree: _Tree) -> _Tree:
-        """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
-        return gathering.rows_of_all(self, tree)
 
     def _sum(self, name: str, value: float) -> float:
         with self.session.ledger.span("exchange"):

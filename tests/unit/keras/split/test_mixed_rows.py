@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import pytest
 
-from syrtos.comm import world
 from syrtos.keras.split import keras_origin, known_parts, mixed_rows
 
 
@@ -77,24 +76,3 @@ def test_methods_that_the_script_has_given_objects_of_keras() -> None:
     assert known_parts.is_known_optimizer(optimizer)
     optimizer.apply = types.MethodType(lambda self, *_: None, optimizer)
     assert not known_parts.is_known_optimizer(optimizer)
-
-
-@pytest.mark.needs("tensorflow")
-def test_methods_that_are_functions_of_tensorflow_get_all_rows_too() -> None:
-    import tensorflow as tf
-
-    class Largest(keras.metrics.Metric):
-        @tf.function
-        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None: ...
-
-    class OfBatch(keras.losses.Loss):
-        @tf.function
-        def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any: ...
-
-    def init(self: Any) -> None: ...
-
-    world.init()
-    mixed_rows.adapting_class(init)(Largest.__new__(Largest))
-    mixed_rows.adapting_loss(init)(OfBatch.__new__(OfBatch))
-    for kind, name in ((Largest, "update_state"), (OfBatch, "__call__")):
-        assert isinstance(vars(kind)[name], types.FunctionType), "it is not wrapped"

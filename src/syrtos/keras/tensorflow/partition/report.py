@@ -38,12 +38,17 @@ class Report:
 
     def note_whole(self, operation: tf.Operation) -> None:
         """Notes an operation on rows that every worker computes whole."""
-        frames = [(frame.filename, frame.lineno) for frame in reversed(operation.traceback or ())]
-        line = line_of_script(frames, _TENSORFLOW, "tensorflow")
-        self.whole[f"{operation.type} in {line}" if line else operation.type] += 1
+        self.whole[place_of(operation)] += 1
 
     def describe_whole(self) -> str:
         """Returns the operations that every worker computes whole, as a text; empty without any."""
         named = [name for name, _ in self.whole.most_common(_NAMED)]
         more = len(self.whole) - len(named)
         return ", ".join(named) + f" and {more} more" * bool(more)
+
+
+def place_of(operation: tf.Operation) -> str:
+    """Returns an operation with the line of the script that it comes from, if that is known."""
+    frames = [(frame.filename, frame.lineno) for frame in reversed(operation.traceback or ())]
+    line = line_of_script(frames, _TENSORFLOW, "tensorflow")
+    return f"{operation.type} in {line}" if line else operation.type

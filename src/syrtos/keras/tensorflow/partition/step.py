@@ -30,7 +30,7 @@ from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
-from syrtos.keras.tensorflow.step import TensorFlowStep, count_step, ready_at
+from syrtos.keras.tensorflow.step import count_step, ready_at
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 from syrtos.keras.trainer import exchange_plan
 from syrtos.keras.trainer.timing import StepClock
@@ -57,7 +57,12 @@ class PartitionedStep:
     """
 
     def __init__(
-        self, step: BatchStep, session: Session, training: bool, tell: Callable[[str], None]
+        self,
+        step: BatchStep,
+        session: Session,
+        training: bool,
+        tell: Callable[[str], None],
+        partitioner: Callable[..., Partitioner] = Partitioner,
     ) -> None:
         """
         Args:
@@ -65,8 +70,10 @@ class PartitionedStep:
             session: the workers.
             training: whether it is a step of `fit`.
             tell: is called with the reason where every worker computes whole batches.
+            partitioner: makes what emits a program.
         """
         self._tell = tell
+        self._partitioner = partitioner
         self.step = step
         self.report = Report()
         self.failure = ""
@@ -128,7 +135,7 @@ class PartitionedStep:
         graph = program.concrete.graph
         captured = [Value(outside) for outside, _ in graph.captures]
         exchanges = WorkerExchanges(self._session, rows.share)
-        partitioner = Partitioner(rows.share, exchanges, self.report, program.gradients)
+        partitioner = self._partitioner(rows.share, exchanges, self.report, program.gradients)
         if rows.is_always_split:
             self._note(rows)
             run = GraphRun(partitioner, graph, [*rows.split(), *captured])
@@ -416,8 +423,7 @@ def _rows_of_share(batch: TensorShare, session: Session) -> BatchRows:
     flat = tf.nest.flatten(batch.data, expand_composites=True)
     are_plain = all(leaf.shape.rank is not None for leaf in flat if isinstance(leaf, tf.Tensor))
     if len(flat) != len(tf.nest.flatten(batch.data)) or not are_plain:  # ragged or sparse tensors
-        scope = TensorFlowStep(session, batch, False)
-        return _whole_rows(gathering.rows_of_all(scope, scope.data), session)
+        return _whole_rows(gathering.rows_of_all(comm, samples > 0, batch.data), session)
     tensors = [tf.identity(leaf) for leaf in flat if isinstance(leaf, tf.Tensor)]
     dense = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
     counts = [tf.shape(tensors[i])[0] for i in dense]

@@ -22,6 +22,8 @@ from syrtos.keras.split.comparison import Row
 from syrtos.keras.split.verdicts import Verifying
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
+from syrtos.keras.tensorflow.partition.partitioner import Partitioner
+from syrtos.keras.tensorflow.partition.shadow import ComparedOperations, ShadowPartitioner
 from syrtos.keras.tensorflow.partition.step import BatchRows, PartitionedStep, why_whole
 
 if TYPE_CHECKING:
@@ -52,8 +54,16 @@ def verify_step(
         name: the name of the step.
         batch: the whole batch, or this worker's rows of it.
     """
-    noted, compared = _Noted(), list[Row]()
-    partitioned = PartitionedStep(noted.watching(step), session, False, lambda _: None)
+    noted, compared, operations = _Noted(), list[Row](), ComparedOperations()
+
+    def partitioner(*given: Any) -> Partitioner:
+        if not session.options.verifies_operations:
+            return Partitioner(*given)
+        made = ShadowPartitioner(*given)
+        made.compared = operations
+        return made
+
+    partitioned = PartitionedStep(noted.watching(step), session, False, lambda _: None, partitioner)
     runs_eagerly = bool(getattr(model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
     rows = partitioned.rows_of(batch)
     whole = why_whole(rows, runs_eagerly)
@@ -65,8 +75,17 @@ def verify_step(
                 raise
             whole = partitioned.failure
     bound = comparison.bound_of(comparison.precision_of(model))
-    gathered = partitioned.report.describe_whole()
-    Verifying.note(compared, session, model.name, name, bound, whole, gathered=gathered)
+    compared += operations.differing(session.comm, bound)
+    Verifying.note(
+        compared,
+        session,
+        model.name,
+        name,
+        bound,
+        whole,
+        gathered=partitioned.report.describe_whole(),
+        operations=len(operations.found),
+    )
 
 
 class _Noted:
