@@ -90,7 +90,7 @@ def test_what_is_computed_on_gathered_rows_is_named(tmp_path: Path) -> None:
         'keras.layers.Dense(3, "relu")', "keras.layers.Lambda(lambda x: keras.ops.sort(x, axis=0))"
     )
     (tmp_path / "train.py").write_text(text.split("model.save")[0])
-    words = [str(SYRTOS), "verify", "train.py"]
+    words = [str(SYRTOS), "verify", "--operations", "train.py"]
     line = text[: text.index("ops.sort")].count(chr(10)) + 1
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
@@ -98,7 +98,40 @@ def test_what_is_computed_on_gathered_rows_is_named(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"in train.py, line {line}" in " ".join(done.stdout.split())
     assert "values are those of one process" in done.stdout
+    assert "compared by themselves: none differ" in done.stdout
     assert "samples/s" not in done.stderr  # the summary of a run of two batches
+
+
+WRONG_RULE = """
+import keras
+from syrtos.keras.tensorflow.partition.partitioner import TABLE, Value
+right = TABLE.rule_of("Tanh")
+def wrong(emitter, op, values):
+    return [Value(each.tensor * 1.01, each.placement) for each in right(emitter, op, values)]
+TABLE.rule_of = lambda kind, of=TABLE.rule_of: wrong if kind == "Tanh" else of(kind)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow")
+def test_an_operation_that_differs_is_named(tmp_path: Path) -> None:
+    layer = 'keras.layers.Lambda(lambda x: keras.ops.tanh(x) * 2.0), keras.layers.Dense(3, "relu")'
+    text = WRONG_RULE + SCRIPT.replace('keras.layers.Dense(3, "relu")', layer)
+    (tmp_path / "train.py").write_text(text.split("loss, mae")[0])
+    line = text[: text.index("ops.tanh")].count(chr(10)) + 1
+    done = subprocess.run(
+        [str(SYRTOS), "verify", "--operations", "--json", "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    first = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    found = [row for row in first["rows"] if row["kind"] == "operation"]
+    assert [row["name"] for row in found] == [f"Tanh in train.py, line {line}"]
+    assert abs(found[0]["difference"] - 0.01) < 1e-4
 
 
 def test_the_log_that_an_error_names_is_kept(tmp_path: Path) -> None:

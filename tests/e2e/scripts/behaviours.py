@@ -712,6 +712,31 @@ def loop_whose_batches_begin_to_differ() -> None:
         step(tf.constant(x + COMM.rank))
 
 
+def errors_name_lines_of_the_script() -> None:
+    """As plain TensorFlow does: those of `fit`, and those of a loop's function."""
+
+    class Lookup(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x * tf.gather(tf.ones(5), tf.cast(x[:, :1] * 0.0 + 9.0, tf.int32))
+
+    failing, inputs = model(Lookup()), tf.constant(data(20)[0])
+
+    @tf.function
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(failing(x))
+        failing.optimizer.apply(tape.gradient(loss, failing.trainable_variables))
+
+    for train in (lambda: failing.fit(inputs, inputs[:, :1], verbose=0), lambda: step(inputs)):
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            train()
+        message = str(raised.value)
+        assert f'File "{__file__}", line {Lookup.call.__code__.co_firstlineno + 1}' in message, (
+            message
+        )
+        assert "/syrtos/keras" not in message
+
+
 def values_of_a_strategy() -> None:
     """What `tf.distribute` gives each replica is given by rank, and variables hold what their aggregation says after `run`."""
     strategy = tf.distribute.MirroredStrategy()

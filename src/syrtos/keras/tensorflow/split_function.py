@@ -99,12 +99,15 @@ class TensorFlowFunction:
             self._accumulation.note(self._computes_together or self.reduces_early)
         if self._computes_together and self._is_to_verify:
             batches = self._verified(batches, spec, steps)
-        failure = self._failure()
-        try:
+        if self._partitioned is None:
             return self.function(batches)
-        except Exception:
-            if self._failure() == failure:
-                raise
+        failure = self._partitioned.failure
+        with self._partitioned.naming_lines():
+            try:
+                return self.function(batches)
+            except Exception:
+                if self._partitioned.failure == failure:
+                    raise
             # No step was made, and no batch taken: the error came while the function was traced.
             # Each worker traces the same program, and meets it too.
             return self.function(batches)
@@ -150,9 +153,6 @@ class TensorFlowFunction:
                 f"parameter servers take gradients of shares, which may be wrong with {unknown[0]}"
             )
         return not unknown
-
-    def _failure(self) -> str:
-        return self._partitioned.failure if self._partitioned is not None else ""
 
     def _step_of_run(self, batch: object) -> object:
         """Computes a step on a whole batch, as one process would with the options of the run."""

@@ -73,8 +73,8 @@ def _copy(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
         list(inputs),
         [output.dtype for output in operation.outputs],
         attrs={name: a for name, a in attributes.items() if name not in _OF_ITS_GRAPH},
-        # no name of a whole path begins with an underscore
-        name=operation.name.rpartition("/")[2].lstrip("_") or operation.type,
+        # no name begins with an underscore
+        name=operation.name.lstrip("_") or operation.type,
         op_def=operation.op_def,
     )
 
@@ -182,6 +182,11 @@ def copy_operations(
 
 def has_operation(graph: Any, types: Container[str]) -> bool:
     """Returns whether a graph, or a function that it calls, has an operation of some types."""
+    return any(operation.type in types for operation in operations_within(graph))
+
+
+def operations_within(graph: Any) -> Iterator[tf.Operation]:
+    """Yields the operations of a graph, and of the functions that it calls."""
     waiting, seen = [graph], set[int]()
     while waiting:
         one = waiting.pop()
@@ -189,10 +194,8 @@ def has_operation(graph: Any, types: Container[str]) -> bool:
             continue
         seen.add(id(one))
         for operation in one.get_operations():
-            if operation.type in types:
-                return True
+            yield operation
             waiting += _called_graphs(operation)
-    return False
 
 
 def calls_exchange(operation: tf.Operation) -> bool:

@@ -39,3 +39,9 @@ def convert_errors(convert: Callable[[BaseException], BaseException]) -> None:
     ):
         for name in names:
             setattr(owner, name, converting(getattr(owner, name)))
+
+
+def replace_message(error: tf.errors.OpError, message: str) -> None:
+    """Gives an error of an operation another message."""
+    # `message` is a property without a setter.
+    error._message = message

@@ -34,12 +34,14 @@ class Emitter:
         share: this worker's rows.
         exchanges: the other workers.
         report: what is noted of the program.
+        variances: those that were exchanged with their means, by the operations that take them.
     """
 
     def __init__(self, share: Share, exchanges: Exchanges, report: Report) -> None:
         self.share = share
         self.exchanges = exchanges
         self.report = report
+        self.variances: dict[tf.Operation, Value] = {}
         # The operation that was added last.
         self.made: tf.Operation | None = None
         # Whether sums of partial and of whole values stay partial: in a loop, which would reduce

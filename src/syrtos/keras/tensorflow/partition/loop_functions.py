@@ -29,6 +29,7 @@ from syrtos.keras.tensorflow.assignments import (
     computes_whole_batch,
     current_step,
 )
+from syrtos.keras.tensorflow.partition import error_lines
 from syrtos.keras.tensorflow.partition.step import (
     FEW_ROWS,
     GradientTerms,
@@ -110,7 +111,8 @@ class LoopFunction:
         if program.emitted is None:
             return call(*args, **kwargs)
         try:
-            return program.emitted(*inputs)
+            with error_lines.naming_lines([program.concrete.graph]):
+                return program.emitted(*inputs)
         except _NotEmittedError:
             # No step was made: the error came while the program was emitted, on each worker.
             program.emitted = None

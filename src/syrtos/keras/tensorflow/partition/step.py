@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from syrtos.keras.tensorflow import (
 from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
 from syrtos.keras.tensorflow.input_comparison import compare_numbered
+from syrtos.keras.tensorflow.partition import error_lines
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges, WorkerExchanges
 from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
@@ -96,6 +98,10 @@ class PartitionedStep:
             self._note(rows)
             return self._compute_whole(rows)
         return self.emit(self.trace(rows), rows)
+
+    def naming_lines(self) -> contextlib.AbstractContextManager[None]:
+        """Context manager: errors at run time name the lines of the script."""
+        return error_lines.naming_lines(program.concrete.graph for program in self._traced)
 
     def rows_of(self, batch: Numbered | TensorShare) -> BatchRows:
         """Returns this worker's rows of a batch. All workers call this together."""

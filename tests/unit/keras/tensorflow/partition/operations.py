@@ -99,6 +99,12 @@ OPERATIONS: dict[str, Operation] = {
     "cumulative sum": _unary(lambda x: tf.cumsum(x, 1)),
     "cumulative sum over rows": Operation(lambda x: tf.cumsum(x, 0), (("n", 3),), stays=False),
     "l2 loss": _unary(tf.nn.l2_loss),
+    "moments": Operation(lambda x: tf.nn.moments(x, [0, 1]), (("n", 3, 2),), stays=False),
+    "moments with dimensions kept": Operation(
+        lambda x: tf.nn.moments(x, [0], keepdims=True), (("n", 3, 2),), stays=False
+    ),
+    "bits of the same size": _unary(lambda x: tf.bitcast(x, tf.int32)),
+    "bits of a smaller size": _unary(lambda x: tf.bitcast(x, tf.uint8)),
     "matmul": Operation(tf.matmul, (("n", 4), (4, 3))),
     "matmul, of columns": Operation(
         lambda a, b: tf.matmul(a, b, transpose_a=True), (("n", 4), ("n", 3))

@@ -125,3 +125,22 @@ def test_what_nothing_needs_is_left_out() -> None:
 
     computed = programs.compute(function, [numbers(7, 3)], [0], 2)
     assert computed.report.gathers == 0
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_mean_and_variance_travel_together(keeps: bool) -> None:
+    """Also of numbers far from zero, and with NaN in one channel."""
+
+    def function(x: tf.Tensor) -> Any:
+        mean, variance = tf.nn.moments(x, [0, 1], keepdims=keeps)
+        return mean, variance, (x - mean) * tf.math.rsqrt(variance + 1e-3)
+
+    x = numbers(7, 5, 3) + np.array([0.0, 1000.0, 0.0], "float32")
+    x[2, 1, 2] = np.nan
+    wanted = programs.compute_whole(function, [x])
+    computed = programs.compute(function, [x], [0], 3, False)
+    assert computed.report.reductions == 1
+    assert computed.report.gathers == 1, "of the last output alone"
+    for outputs in computed.outputs:
+        for found, whole in zip(outputs, wanted, strict=True):
+            np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)

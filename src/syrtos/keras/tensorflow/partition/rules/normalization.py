@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition.emitter import Emitter
+from syrtos.keras.tensorflow.partition.rules.moments import moments_of_rows
 from syrtos.keras.tensorflow.partition.rules.registry import rule
 from syrtos.keras.tensorflow.partition.values import Partial, RowPlacement, Value
 
@@ -28,11 +29,13 @@ def fused_batch_norm(emitter: Emitter, op: tf.Operation, values: list[Value]) ->
     if op.get_attr("exponential_avg_factor") != 1.0 or _channels(op) is None:
         return None
     x = tf.cast(images.tensor, tf.float32)
-    mean = _mean_of_rows(emitter, op, x)
-    variance = _mean_of_rows(emitter, op, tf.math.squared_difference(x, _wide(op, mean)))
+    count = tf.cast(_count(emitter, x, op), tf.float64)
+    mean, variance = (
+        tf.reshape(each, [-1]) for each in moments_of_rows(emitter, x, _axes(op), count)
+    )
     factor = scale.tensor * tf.math.rsqrt(variance + op.get_attr("epsilon"))
     y = (x - _wide(op, mean)) * _wide(op, factor) + _wide(op, offset.tensor)
-    count = tf.cast(_count(emitter, x, op), tf.float32)
+    count = tf.cast(count, tf.float32)
     # TensorFlow's kernel gives the moving statistics the unbiased variance, and the gradient the
     # other one.
     unbiased = variance * (count / tf.maximum(count - 1.0, 1.0))
@@ -92,8 +95,3 @@ def _count(emitter: Emitter, x: tf.Tensor, op: tf.Operation) -> tf.Tensor:
     sizes = tf.shape(x)
     rest = [sizes[axis] for axis in _axes(op) if axis]
     return tf.reduce_prod(tf.stack([tf.cast(emitter.share.total, tf.int32), *rest]))
-
-
-def _mean_of_rows(emitter: Emitter, op: tf.Operation, x: tf.Tensor) -> tf.Tensor:
-    count = tf.cast(_count(emitter, x, op), tf.float32)
-    return emitter.whole(Value(_sum(op, x) / count, Partial()))

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow.partition.emitter import Emitter
+from syrtos.keras.tensorflow.partition.rules.moments import moments_of_rows, variance_after
 from syrtos.keras.tensorflow.partition.rules.registry import rule
 from syrtos.keras.tensorflow.partition.values import Partial, RowPlacement, Value
 
@@ -35,6 +36,8 @@ def reduction(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[V
     rows = value.rows
     if rows is None:
         return None
+    if op in emitter.variances:
+        return [emitter.variances.pop(op)]
     if rows.dim not in reduced:
         before = 0 if op.get_attr("keep_dims") else sum(a < rows.dim for a in reduced)
         return emitter.emit_as(op, values, RowPlacement(rows.dim - before, rows.each))
@@ -52,14 +55,21 @@ def _mean(
     tensor = values[0].tensor
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
         return None
-    # The sum of many rows is out of the range of 16 bits where their mean is not.
-    wide = tf.cast(tensor, tf.float32) if tensor.dtype == tf.float16 else tensor
-    summed = tf.reduce_sum(wide, axes, keepdims=op.get_attr("keep_dims"))
     count = tf.cast(emitter.share.total * rows.each, tf.float64)
-    sizes = tf.shape(tensor)
+    sizes, keeps = tf.shape(tensor), op.get_attr("keep_dims")
     for axis in axes:
         if axis != rows.dim:
             count *= tf.cast(sizes[axis], tf.float64)
+    variance = variance_after(op) if tensor.dtype in (tf.float32, tf.float64) else None
+    if variance is not None:
+        found = moments_of_rows(emitter, tensor, axes, count)
+        mean, emitter.variances[variance] = (
+            Value(each if keeps else tf.squeeze(each, axes)) for each in found
+        )
+        return [mean]
+    # The sum of many rows is out of the range of 16 bits where their mean is not.
+    wide = tf.cast(tensor, tf.float32) if tensor.dtype == tf.float16 else tensor
+    summed = tf.reduce_sum(wide, axes, keepdims=keeps)
     return [Value(tf.cast(_divide(summed, count), tensor.dtype), Partial())]
 
 

@@ -397,3 +397,13 @@ def number(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
         return None
     whole = emitter.emit(op, [value.tensor for value in values])[0]
     return [emitter.spread(whole, (limit,))]
+
+
+@rule("Bitcast")
+def bitcast(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    """Other dtypes of the same bits; a smaller one adds a last dimension, a larger one takes it."""
+    rows, rank = values[0].rows, values[0].rank
+    if rows is None or rank is None:
+        return None
+    grows = op.outputs[0].dtype.size > op.inputs[0].dtype.size
+    return None if grows and rows.dim == rank - 1 else emitter.emit_as(op, values, rows)
