@@ -1,4 +1,4 @@
-"""What signals that end a command do: end it at once, or raise `KeyboardInterrupt`."""
+"""Answers to signals that end a command: it ends at once, or `KeyboardInterrupt` is raised."""
 
 from __future__ import annotations
 

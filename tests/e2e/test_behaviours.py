@@ -26,7 +26,8 @@ WITHOUT_FLAGS = (
     "loops_of_old_optimizers", "loop_whose_batches_begin_to_differ", "loop_on_an_iterator_of_its_own",
     "dropout", "noise_of_a_step", "batchnorm", "files", "own_folders", "fresh_seeds", "backup", "own_iterator",
     "draws_by_a_constant_seed", "draws_for_rows", "predictions_of_all_kinds", "draws_for_a_batch", "one_wants_to_stop", "different_weights",
-    "different_weights_without_fit", "own_callback_list", "custom_strategy_loop", "values_of_a_strategy", "errors_name_lines_of_the_script", "libraries_that_write_beside_rank_0",
+    "different_weights_without_fit", "own_callback_list", "custom_strategy_loop", "values_of_a_strategy",
+    "errors_name_lines_of_the_script", "libraries_that_write_beside_rank_0",
     "division_that_fails", "iterators_that_are_not_tuned", "evaluated_before_weights_are_loaded", "imports_that_are_put_off",
 )  # fmt: skip
 OF_LEARNING_RATES = (

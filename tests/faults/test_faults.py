@@ -325,6 +325,20 @@ def test_a_worker_that_waits_in_python_may_do_so_until_the_timeout(tmp_path: Pat
     ended.check_nothing_left()
 
 
+@pytest.mark.slow
+def test_a_thread_that_outlives_its_script_is_named(tmp_path: Path) -> None:
+    """As in plain Python, the process ends with it."""
+    (tmp_path / "train.py").write_text(
+        "import threading, time, syrtos\nsyrtos.init()\nif syrtos.rank():\n"
+        "    threading.Thread(target=time.sleep, args=(15,), name='uploads').start()\n"
+    )
+    ended = run(tmp_path, "-n", "2", tmp_path / "train.py", within=60.0, forked=True)
+    assert ended.code == 0, ended.stderr
+    assert "rank 1 has come to the end of its script, and waits for" in ended.stderr
+    assert "threads to end: uploads" in ended.stderr
+    ended.check_nothing_left()
+
+
 # -- numbers that are not finite -------------------------------------------------------------------
 
 # Batches that every worker computes whole.

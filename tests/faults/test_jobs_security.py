@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import contextlib
 import datetime
 import errno
@@ -292,6 +293,28 @@ def test_parts_that_were_changed(server: Server) -> None:
     assert s3(server, "HEAD", "/bucket/parts")[0] == 404
     assert send(server, "POST", path, headers, whole)[0] == 200
     assert s3(server, "GET", "/bucket/parts")[2] == b"12"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_upload_is_completed_or_aborted_and_never_both(server: Server, seed: int) -> None:
+    key = f"/bucket/race-{seed}"
+    answer = s3(server, "POST", f"{key}?uploads=")[2].decode()
+    path = f"{key}?uploadId={answer.partition('<UploadId>')[2].partition('<')[0]}"
+    etag = s3(server, "PUT", f"{path}&partNumber=1", b"x" * 500_000)[1]["etag"]
+    part = f"<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>"
+    whole = f"<CompleteMultipartUpload>{part}</CompleteMultipartUpload>".encode()
+    asked = [("POST", whole), ("DELETE", b""), ("POST", whole), ("DELETE", b""), ("POST", whole)]
+    with concurrent.futures.ThreadPoolExecutor(5) as threads:
+        found = [
+            threads.submit(s3, server, *one)
+            for one in [(method, path, body) for method, body in asked[seed:] + asked[:seed]]
+        ]
+        codes = [(each.result()[0]) for each in found]
+    methods = [method for method, _ in asked[seed:] + asked[:seed]]
+    assert set(codes) <= {200, 204, 404, 503}, codes
+    is_there = s3(server, "HEAD", key)[0] == 200
+    assert is_there == any(code == 200 for code in codes), list(zip(methods, codes, strict=True))
+    assert not (is_there and 204 in codes), list(zip(methods, codes, strict=True))
 
 
 @pytest.mark.parametrize("minutes", [-16, 16])

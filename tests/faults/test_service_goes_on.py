@@ -160,7 +160,8 @@ def test_secrets_are_on_no_command_line_and_in_no_log(service: Service, distribu
     assert "seen 0\n" in seen
     assert "arguments 5 pin ****** of 14711\n" in seen
     assert "given ['--api_key', '******', '--pw', '******']\n" in seen
-    for text in (seen, service.raw(name), json.dumps(found, default=str)):
+    of_runner = (service.home / "jobs" / name / "runner.log").read_text()
+    for text in (seen, service.raw(name), of_runner, json.dumps(found, default=str)):
         assert SECRET not in text
         assert f"'{PIN}'" not in text
     assert "arguments 5" in service.raw(name)

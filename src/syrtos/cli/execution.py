@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -111,8 +112,8 @@ def execute(
             else:
                 raise ConfigurationError(
                     f"The run in {run_dir} {_why_not(request, run_dir)}, and has kept a snapshot:"
-                    f" `syrtos resume {run_dir}` goes on from it. To begin anew remove that folder,"
-                    " or name another with --run-dir."
+                    f" `syrtos resume {shlex.quote(str(run_dir))}` goes on from it. To begin anew"
+                    " remove that folder, or name another with --run-dir."
                 )
         elif not resume and (run_dir / REQUEST).exists():
             print(
@@ -411,7 +412,8 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, request: RunRequest)
     goes_on = generations.has_snapshot(run_dir) and by_scheduler
     same = ", and so does the same command with this --run-dir" * goes_on
     print(
-        f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.",
+        f"syrtos: `syrtos resume {shlex.quote(str(run_dir))}` goes on from"
+        f" {ended.resumable}{mended}{same}.",
         file=sys.stderr,
     )
     return STOPPED if goes_on else ended.outcome.code

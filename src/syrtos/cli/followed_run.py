@@ -18,6 +18,7 @@ from syrtos.engines.launched_run import LaunchedRun
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document, is_number
+from syrtos.launch.generations import all_folders
 from syrtos.launch.run_lock import is_going_on, launcher_of
 from syrtos.launch.terminal import output
 
@@ -92,7 +93,8 @@ def _state_of(run_dir: Path, followed: Submitted | None) -> RunState:
             f"There is no run in {run_dir}: name the folder that `syrtos run` has printed."
         )
     return read_end(run_dir) or RunState(
-        "failed", f"The launcher ended without recording a result. See {run_dir / 'logs'}."
+        "failed",
+        f"The launcher ended without recording a result. See {all_folders(run_dir)[-1] / 'logs'}.",
     )
 
 

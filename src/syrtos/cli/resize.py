@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 from syrtos.cli.run import check_may_resize
@@ -48,8 +49,8 @@ def main(chosen: argparse.Namespace) -> int:
     check_may_resize(options, "`syrtos resize`")
     if not is_going_on(run_dir):
         raise ConfigurationError(
-            f"No run is going on in {run_dir}. `syrtos resume {run_dir} -n {chosen.workers}` goes"
-            " on from its snapshot."
+            f"No run is going on in {run_dir}. `syrtos resume {shlex.quote(str(run_dir))} -n"
+            f" {chosen.workers}` goes on from its snapshot."
         )
     refusal = ask_for(run_dir, chosen.workers, _PATIENCE)
     if refusal:

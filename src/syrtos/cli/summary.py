@@ -283,6 +283,10 @@ def _restarts(summary: Summary) -> str:
         if restarts.steps
         else ""
     )
+    if not restarts.goes_on:
+        return (
+            f"{restarts.number}: {restarts.seconds:,.1f} s; the run ended before training went on"
+        )
     return f"{restarts.number}: {restarts.seconds:,.1f} s until training went on{again}"
 
 

@@ -17,6 +17,7 @@ the group ``syrtos.engines`` that names such an instance.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -254,10 +255,11 @@ def read_end(run_dir: Path) -> RunState | None:
     end, code = ended
     phases: dict[End, Phase] = {End.FINISHED: "finished", End.STOPPED: "stopped"}
     phase = phases.get(end, "failed")
-    goes_on = f", and `syrtos resume {run_dir}` goes on from its last snapshot" * has_snapshot(
-        run_dir
+    goes_on = (
+        f", and `syrtos resume {shlex.quote(str(run_dir))}` goes on from its last snapshot"
+        * has_snapshot(run_dir)
     )
-    says = f"`syrtos report {run_dir}` says what happened{goes_on}."
+    says = f"`syrtos report {shlex.quote(str(run_dir))}` says what happened{goes_on}."
     if [end.name, code] == BY_SCHEDULER and goes_on:
         code = STOPPED
     return RunState(phase, "" if phase == "finished" else says, code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import socket
 import time
@@ -31,10 +32,11 @@ class LaunchedRun(Submitted):
         if self.launcher.is_elsewhere:
             return RunState("running", self._describe_elsewhere())
         goes_on = (
-            f" `syrtos resume {self._run_dir}` goes on from its last snapshot."
+            f" `syrtos resume {shlex.quote(str(self._run_dir))}` goes on from its last snapshot."
             * has_snapshot(self._run_dir)
         )
-        place = self._run_dir / (OUTPUT if self.launcher.in_background else "logs")
+        in_background = self.launcher.in_background
+        place = self._run_dir / OUTPUT if in_background else all_folders(self._run_dir)[-1] / "logs"
         return RunState(
             "failed", f"The launcher ended without recording a result. See {place}.{goes_on}"
         )

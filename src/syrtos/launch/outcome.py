@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import re
 import signal
 from collections.abc import Mapping
@@ -115,18 +116,12 @@ class Outcome:
         return any(error in failure.get("text", "") for failure in self.failures)
 
     def error(self) -> str:
-        """Returns the last line of the error that a worker has reported first.
+        """Returns the line that tells the error which a worker has reported first.
 
         The text is empty if the run ended otherwise.
         """
-        lines = (
-            self.failures[0]["text"].strip().splitlines()
-            if self.failures and self.end is End.FAILED
-            else []
-        )
-        # In these lines TensorFlow names the node of a graph, after the error itself.
-        told = [line for line in lines if not line.lstrip().startswith("[[{{node")]
-        return told[-1].rstrip(".") if told else ""
+        is_told = self.failures and self.end is End.FAILED
+        return error_line(self.failures[0]["text"]) if is_told else ""
 
     def sentence(self) -> str:
         """Returns a sentence about the end, with the error if a worker has reported one."""
@@ -283,3 +278,21 @@ def _outcome_of(first: ProcessEnd, end: End | None = None) -> Outcome:
 
 def _exit_code(status: int | None) -> int:
     return 128 - status if status is not None and status < 0 else status or 0
+
+
+def error_line(text: str) -> str:
+    """Returns the line of a traceback that tells the error: its class and the message's first line.
+
+    Of an error in a graph it is TensorFlow's message, of a group of errors that of the group.
+    """
+    lines = text.strip("\n").splitlines()
+    if lines and lines[0].lstrip().startswith("+ Exception Group Traceback"):
+        of_group = itertools.takewhile(lambda line: not line.startswith("  +-"), lines[1:])
+        lines = [line.removeprefix("  | ") for line in of_group]
+    # In these lines TensorFlow names the node of a graph, after the error itself.
+    told = [line for line in lines if line and not line.lstrip().startswith("[[{{node")]
+    frames = [place for place, line in enumerate(told) if line.startswith('  File "')]
+    after = told[frames[-1] + 1 :] if frames else []
+    first = next((line for line in after if not line.startswith(" ")), "")
+    last = told[-1] if told else ""
+    return (last if not first or first.endswith(":") else first).rstrip(".")

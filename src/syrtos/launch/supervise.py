@@ -348,6 +348,11 @@ class _Supervisor:
             self._end_soon(0.0)
         elif event["kind"] == "alive":
             self._waits.alive(event["rank"], event["position"])
+        elif event["kind"] == "lingers":
+            output.say(
+                f"rank {event['rank']} has come to the end of its script, and waits for the"
+                f" script's own threads to end: {event['threads']}"
+            )
         elif event["kind"] == "serves":
             self._waits.serves(event["rank"])
         elif event["kind"] == "stalled" and not self._facts.spared:

@@ -81,11 +81,13 @@ class RunProgress:
         if self.is_starting:
             before = f"; the generation before came to {', '.join(place)}" * bool(place)
             return ", ".join(["no training step yet", *self.restarts_in_words()]) + before
-        if self.late:
+        if self.seconds_left == 0:  # other work of the script
+            place.append("this `fit` has ended")
+        elif self.late:
             place.append(f"last step {_duration(self.late)} ago")
         elif self.samples_per_second:
             place.append(f"{self.samples_per_second:,.0f} samples/s")
-        if self.seconds_left is not None and not self.late:
+        if self.seconds_left and not self.late:
             place.append(f"about {_duration(self.seconds_left)} left")
         return ", ".join([*place, *self.restarts_in_words()])
 

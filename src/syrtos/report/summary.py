@@ -148,6 +148,7 @@ class Restarts:
             trained on.
         steps: the number of steps that were computed again.
         step_seconds: s of these steps.
+        goes_on: whether the last generation has trained.
         are_recorded: whether each launcher has written down when its generation began. On a full
             disk it can't, and what restarts cost is not known.
     """
@@ -156,6 +157,7 @@ class Restarts:
     seconds: float = 0.0
     steps: int = 0
     step_seconds: float = 0.0
+    goes_on: bool = True
     are_recorded: bool = True
 
 
@@ -329,6 +331,7 @@ def _restarts(generations: list[_Generation]) -> Restarts:
             found.seconds + before.after_lines + one.before_steps,
             found.steps + again,
             found.step_seconds + again * step,
+            one.first.steps > 0,
             recorded,
         )
         trained = one if one.first.steps else trained

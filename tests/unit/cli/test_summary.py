@@ -332,6 +332,12 @@ def test_generations_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         == "1: 30.0 s until training went on, 500 steps again in 500.0 s"
     )
     assert lines["goodput"][0] == "82.6%"
+    newest = tmp_path / "generation-3" / "ledger"
+    newest.mkdir(parents=True)
+    (newest / "launcher.json").write_text(json.dumps({"began": 3100.0, "ended": 3101.0}))
+    (newest / "rank-0.jsonl").write_text(json.dumps({"phase": "facts", "began": 3100.0}) + "\n")
+    print_summary(tmp_path)
+    assert "the run ended before training went on" in capsys.readouterr().err
     launcher_path(tmp_path).unlink()
     print_summary(tmp_path)
     said = capsys.readouterr().err

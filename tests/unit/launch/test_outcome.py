@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from typing import Any
 
 import pytest
 
-from syrtos.launch.outcome import End, Facts, Outcome, judge
+from syrtos.launch.outcome import End, Facts, Outcome, error_line, judge
 from syrtos.launch.process_engine import ProcessEnd
 
 WORKERS = {rank: {"rank": rank, "host": "a", "pid": 100 + rank} for rank in range(3)}
@@ -168,3 +169,35 @@ def test_the_code_of_a_failed_run_is_never_0(status: int, code: int) -> None:
     failure = {"rank": 1, "text": "it failed", "code": status}
     outcome = judged(failures=[failure])
     assert (outcome.end, outcome.code) == (End.FAILED, code)
+
+
+def text_of(error: Exception) -> str:
+    try:
+        raise error
+    except Exception:
+        return traceback.format_exc()
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("few rows."), "ValueError: few rows"),
+        (RuntimeError("boom\nsecond line"), "RuntimeError: boom"),
+        (KeyError(), "KeyError"),
+        (
+            ExceptionGroup("many", [ValueError("a"), TypeError("b")]),
+            "ExceptionGroup: many (2 sub-exceptions)",
+        ),
+        (
+            RuntimeError(
+                "Graph execution error:\n\nDetected at node Cast defined at (most recent call last):\n"
+                '  File "train.py", line 3, in <module>\n\nindices[0] = 9 is not in [0, 5)\n'
+                "\t [[{{node Cast}}]]"
+            ),
+            "indices[0] = 9 is not in [0, 5)",
+        ),
+        (RuntimeError("Graph execution error:\n\nno room"), "no room"),
+    ],
+)
+def test_the_line_that_tells_an_error(error: Exception, line: str) -> None:
+    assert error_line(text_of(error)) == line

@@ -11,8 +11,9 @@ import shutil
 import time
 import urllib.parse
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 from starlette.concurrency import run_in_threadpool
@@ -301,7 +302,7 @@ class S3:
                 self._complete, folder, asked, bucket, key, replaced_etag(request)
             )
         if request.method == "DELETE":
-            await run_in_threadpool(shutil.rmtree, folder, True)
+            await run_in_threadpool(_abort, folder)
             return Response(status_code=204)
         return self._list_parts(folder, bucket, key)
 
@@ -318,12 +319,12 @@ class S3:
         )
 
     def _upload(self, number: str, bucket: str, key: str) -> Path:
+        if not re.fullmatch(r"[0-9a-f]{32}", number):
+            raise _no_such_upload()
         folder = self._uploads / number
-        if not re.fullmatch(r"[0-9a-f]{32}", number) or not (folder / "upload.json").is_file():
-            raise S3Error(404, "NoSuchUpload", "The specified multipart upload does not exist.")
-        facts = json.loads((folder / "upload.json").read_text())
+        facts = _facts_of(folder)
         if (facts["bucket"], facts["key"]) != (bucket, key):
-            raise S3Error(404, "NoSuchUpload", "The specified multipart upload does not exist.")
+            raise _no_such_upload()
         return folder
 
     async def _put_part(self, request: Request, signed: Signed, folder: Path) -> Response:
@@ -348,7 +349,11 @@ class S3:
         # a part may be sent again, also with other bytes: the last one counts
         for old in folder.glob(f"{int(number):05}-*"):
             old.unlink()
-        path.rename(folder / f"{int(number):05}-{etag}")
+        try:
+            path.rename(folder / f"{int(number):05}-{etag}")
+        except FileNotFoundError as error:  # the upload was aborted meanwhile
+            path.unlink(missing_ok=True)
+            raise _no_such_upload() from error
         if source is not None:
             when = f"<LastModified>{iso(time.time())}</LastModified>"
             return xml_response("CopyPartResult", f"{when}<ETag>&quot;{etag}&quot;</ETag>")
@@ -358,7 +363,7 @@ class S3:
         self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None
     ) -> Response:
         """Joins the parts."""
-        with contextlib.closing(try_lock(folder / "joining") or raise_busy()):
+        with _joining(folder):
             # a client that has lost the answer may repeat the request, and gets the same answer
             done = folder / "done.json"
             if not done.exists():
@@ -396,8 +401,7 @@ class S3:
                     shutil.copyfileobj(part, file, 1 << 20)
         digests = b"".join(bytes.fromhex(path.name[6:]) for path in wanted)
         etag = f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(wanted)}"
-        headers = json.loads((folder / "upload.json").read_text())["headers"]
-        self._store.put(bucket, key, joined, etag, headers, replaces)
+        self._store.put(bucket, key, joined, etag, _facts_of(folder)["headers"], replaces)
         return etag
 
     def _list_parts(self, folder: Path, bucket: str, key: str) -> Response:
@@ -409,3 +413,49 @@ class S3:
             f"<Bucket>{bucket}</Bucket><Key>{xml_text(key)}</Key><UploadId>{folder.name}</UploadId>"
         )
         return xml_response("ListPartsResult", f"{where}<IsTruncated>false</IsTruncated>{parts}")
+
+
+def _no_such_upload() -> S3Error:
+    return S3Error(404, "NoSuchUpload", "The specified multipart upload does not exist.")
+
+
+def _facts_of(folder: Path) -> dict[str, Any]:
+    """Returns what an upload in parts was begun with.
+
+    Raises:
+        S3Error: there is none.
+    """
+    try:
+        return json.loads((folder / "upload.json").read_text())
+    except FileNotFoundError as error:
+        raise _no_such_upload() from error
+
+
+@contextlib.contextmanager
+def _joining(folder: Path) -> Iterator[None]:
+    """Context manager: nobody else completes or aborts an upload meanwhile.
+
+    Raises:
+        S3Error: it was aborted, or another request does so now.
+    """
+    try:
+        lock = try_lock(folder / "joining") or raise_busy()
+    except FileNotFoundError as error:
+        raise _no_such_upload() from error
+    with contextlib.closing(lock):
+        _facts_of(folder)
+        yield
+
+
+def _abort(folder: Path) -> None:
+    """Removes the parts of an upload that was not completed.
+
+    Raises:
+        S3Error: it was, or another request completes or aborts it now.
+    """
+    with _joining(folder):
+        if (folder / "done.json").exists():
+            raise _no_such_upload()
+        # at once, so that no request finds a part of it
+        gone = folder.rename(folder.with_name(f"{folder.name}.aborted"))
+    shutil.rmtree(gone, ignore_errors=True)

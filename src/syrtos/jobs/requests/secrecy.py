@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
+import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from syrtos.jobs.requests.hyperparameters import decode
 from syrtos.settings import is_secret
@@ -119,6 +122,33 @@ class Redactor:
                 os.fchmod(kept.fileno(), 0o600)
                 kept.writelines(self(line) for line in file)
         draft.replace(path)
+
+
+class RedactedStream(io.TextIOBase):
+    """A stream of text that hides secrets, line by line."""
+
+    def __init__(self, target: TextIO, redact: Redactor) -> None:
+        self._target, self._redact = target, redact
+        self._pending = ""
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        """Writes the lines that are whole now."""
+        with self._lock:
+            whole, end, self._pending = (self._pending + text).rpartition("\n")
+            if end:
+                lines = [self._redact(line) for line in whole.split("\n")]
+                self._target.write("\n".join(lines) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes the target; a line that is not whole waits for its end."""
+        self._target.flush()
+
+
+def redact_output(redact: Redactor) -> None:
+    """Hides secrets in what this process prints from now on, and passes on of what others print."""
+    sys.stdout, sys.stderr = (RedactedStream(stream, redact) for stream in (sys.stdout, sys.stderr))
 
 
 def _expression(text: str) -> str:

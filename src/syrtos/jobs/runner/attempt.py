@@ -90,20 +90,18 @@ def main() -> None:
         return
     # no process of the job shall inherit it
     settings.forget_secret()
+    secrecy.redact_output(runner.redact)
     runner.run()
     store.close()
     lock.close()
 
 
 def _too_early(*_: object) -> None:
-    """Ignores a signal that comes before there are scripts to pass it on to.
-
-    The signal must not end the runner itself.
-    """
+    """Ignores a signal that comes before there are scripts that it could be passed on to."""
 
 
 class Runner:
-    """An attempt at a job."""
+    """An attempt at a job; ``redact`` takes its secrets out of a text."""
 
     def __init__(self, home: Home, store: Store, name: str) -> None:
         self._home, self._store, self._name = home, store, name
@@ -119,10 +117,11 @@ class Runner:
         self._restarts_before = states.restarts(record.state.transitions)
         self._streams = logs.of(home.job(name) / "logs")
         secret = job_secret(home, record.access_key)
+        self.redact = secrecy.Redactor([secret, *secrecy.secrets_of(record.request)])
         self._record = AttemptRecord(
             store,
             record,
-            secrecy.Redactor([secret, *secrecy.secrets_of(record.request)]),
+            self.redact,
             self._streams[0],
             self._job.hyperparameters.get("_tuning_objective_metric", ""),
             self._epochs,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
-from syrtos.keras.split.keras_origin import is_of_keras
+from syrtos.keras.keras_origin import is_of_keras
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
-from syrtos.keras import keras_internals
-from syrtos.keras.split import keras_origin, mixed_rows
+from syrtos.keras import keras_internals, keras_origin
+from syrtos.keras.split import mixed_rows
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:

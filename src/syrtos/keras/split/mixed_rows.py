@@ -1,7 +1,7 @@
 """Tells which losses and metrics of Keras 3 and Keras 2 may mix the rows of a batch.
 
-What Keras computes row by row is right on a share of the rows. Any other function (one of the script's
-own, or Dice, whose sums are over all rows) needs the whole batch.
+What Keras computes row by row is right on a share of the rows. Any other function (one of the
+script's own, or Dice, whose sums are over all rows) needs the whole batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 
-from syrtos.keras.split.keras_origin import is_of_keras, own_methods
+from syrtos.keras.keras_origin import is_of_keras, own_methods
 
 # Keras's own functions that mix rows: they sum over the batch before they divide, or compare each
 # row with all others (seen in 3.15.1).

@@ -11,9 +11,9 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import keras_internals
+from syrtos.keras import keras_internals, keras_origin
 from syrtos.keras.features import finite, registry
-from syrtos.keras.split import keras_origin, known_parts, shares, verdicts
+from syrtos.keras.split import known_parts, shares, verdicts
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input_policy import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy

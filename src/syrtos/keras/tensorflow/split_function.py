@@ -201,7 +201,9 @@ class TensorFlowFunction:
 
 
 def partitions(session: Session, name: str) -> bool:
-    """Returns whether workers compute steps together: they do, unless they train on batches of their own.
+    """Returns whether workers compute steps together.
+
+    They do, unless each trains on batches of its own.
 
     ``name``: of the step.
     """

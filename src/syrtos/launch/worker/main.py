@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _exit = os._exit
 # seconds in which all workers write their stacks, before the first of them ends the run
 _STACKS = 0.3
+_LINGERS = 10.0  # seconds after the end of a script in which its own threads may end unmentioned
 _FORKABLE = ("keras", "tf_keras", "tensorflow")
 
 
@@ -401,11 +403,21 @@ class _WorkerProcess:
         ):
             # MPI would wait for processes that have died.
             _exit(code)
+        if threading.active_count() > 1:
+            threading.Thread(target=self._tell_threads, daemon=True).start()
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 
             MPI.COMM_WORLD.Abort(code)
         sys.exit(code)
+
+    def _tell_threads(self) -> None:
+        """Names threads of the script that keep this process from ending, as in plain Python."""
+        time.sleep(_LINGERS)
+        main = threading.main_thread()
+        names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
+        if names:
+            self._tell("lingers", threads=", ".join(names))
 
     def _close_log(self) -> None:
         if self._log is None:

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import pytest
 
-from syrtos.keras.split import keras_origin, known_parts, mixed_rows
+from syrtos.keras import keras_origin
+from syrtos.keras.split import known_parts, mixed_rows
 
 
 def own(y_true: Any, y_pred: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Names the lines of the script in errors of a program's operations, as TensorFlow does in one process.
+"""Names the lines of the script in errors of a program's operations.
 
-TensorFlow keeps where each operation was made. Those of a worker's part of a program were all made
+TensorFlow does so in one process: it keeps where each operation was made. Those of a worker's part of a program were all made
 where it is emitted; those of the traced program, which have the same names, where the script calls.
 """
 
@@ -18,7 +18,7 @@ from syrtos.keras.tensorflow import tf_internals_emission, tf_internals_errors
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 
 # TensorFlow leaves out its own files too.
-_LEFT_OUT = tuple(str(Path(each.__file__).parent) for each in (syrtos, tf))
+_LEFT_OUT = tuple(str(Path(str(each.__file__)).parent) for each in (syrtos, tf))
 _PLACE = re.compile(
     r"(?P<head>Detected at node (?P<name>\S+) defined at \(most recent call last\):\n)"
     r"(?P<frames>(?:[ \t]*(?:File |<)[^\n]*\n|[ \t]*\n)*)"
@@ -61,7 +61,7 @@ def _with_lines(message: str, graphs: Iterable[TracedGraph]) -> str:
 
 
 def _find(known: Mapping[str, tf.Operation], name: str) -> tf.Operation | None:
-    """Returns the traced operation of an emitted one, which may stand in a branch and be numbered."""
+    """Returns the traced operation of an emitted one, which may be numbered, or in a branch."""
     while name:
         if operation := known.get(name) or known.get(_NUMBER.sub("", name)):
             return operation

@@ -1,4 +1,4 @@
-"""Compares operations on rows with the same operations on whole tensors (`syrtos verify --operations`).
+"""Compares operations on rows with the same on whole tensors (`syrtos verify --operations`).
 
 Each operation of a step that is emitted for a worker's rows is emitted once more, with its inputs
 made whole. An operation is compared with itself on the same inputs, so an error shows where it is
@@ -35,7 +35,7 @@ _NOT_COMPARED = (tf.resource, tf.variant, tf.string)
 
 @dataclasses.dataclass
 class _Compared:
-    """What was found out of one output of an operation, once the step has run.
+    """A comparison of one output of an operation, which is made once the step runs.
 
     Attributes:
         name: the operation, and the script's line that it comes from.

@@ -1,9 +1,9 @@
 """Mean and variance over rows in one exchange.
 
-A variance is taken about the mean, so by themselves the two are exchanged one after the other. Here
-workers add up their sums, and the squares about their own means with what these differ: Chan, Golub,
-LeVeque, "Algorithms for Computing the Sample Variance" (1983), formula 2.1, in 64 bits, in which what
-is subtracted of two large numbers is exact enough.
+A variance is taken about the mean, so by themselves the two are exchanged one after the other.
+Here workers add up their sums, and the squares about their own means with what these differ: Chan,
+Golub, LeVeque, "Algorithms for Computing the Sample Variance" (1983), formula 2.1, in 64 bits, in
+which the difference of two large numbers is exact enough.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def moments_of_rows(
 
 
 def variance_after(mean: tf.Operation) -> tf.Operation | None:
-    """Returns the operation that takes the variance about a mean, as `tf.nn.moments` does, or None."""
+    """Returns the operation that takes the variance about a mean, as `tf.nn.moments` has it."""
     x, axes = mean.inputs
     for stopped in _consumers(mean, "StopGradient"):
         for square in _consumers(stopped, "SquaredDifference"):

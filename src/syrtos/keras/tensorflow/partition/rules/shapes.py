@@ -401,7 +401,7 @@ def number(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
 
 @rule("Bitcast")
 def bitcast(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Other dtypes of the same bits; a smaller one adds a last dimension, a larger one takes it."""
+    """The same bits as another dtype; a smaller one adds a last dimension, a larger one takes it."""
     rows, rank = values[0].rows, values[0].rank
     if rows is None or rank is None:
         return None
