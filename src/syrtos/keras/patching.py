@@ -80,6 +80,17 @@ def replace(owner: object, name: str, wrapper: Callable[[Method], object]) -> No
     )
 
 
+def by_all(*wrappers: Callable[[Method], Method]) -> Callable[[Method], Method]:
+    """Returns a wrapper of a function by several, the first of them innermost."""
+
+    def wrap(original: Method) -> Method:
+        for wrapper in wrappers:
+            original = functools.wraps(original)(wrapper(original))
+        return original
+
+    return wrap
+
+
 def replace_everywhere(
     owner: object, name: str, wrapper: Callable[[Method], object], public: str | None = None
 ) -> None:

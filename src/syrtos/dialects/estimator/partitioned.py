@@ -50,7 +50,6 @@ _FEW_ROWS_DRAW = (
     " are not those of one process"
 )
 # Functions that are always called: their operations are emitted by themselves.
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Operations that draw random numbers from a state of their own.
 _DRAWS = frozenset(
     ("Multinomial", "RandomGamma", "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal")
@@ -312,7 +311,8 @@ class PartitionedGraph:
         program.emit(operations)
         added = self._graph.get_operations()[before:]
         self._exchanging += sum(
-            op.type not in _CALLS and tf_internals_emission.calls_exchange(op) for op in added
+            op.type not in tf_internals_emission.CALLS and tf_internals_emission.calls_exchange(op)
+            for op in added
         )
         # Nothing orders several of them in a graph of TensorFlow 1.
         if self._exchanging > 1:

@@ -15,10 +15,9 @@ from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous, finite
 from syrtos.keras.files import write_once
-from syrtos.keras.patching import Method, Patch, install
+from syrtos.keras.patching import Method, Patch, by_all, install
 from syrtos.keras.replica import updates
 from syrtos.keras.split import shares
 from syrtos.keras.tensorflow import (
@@ -33,7 +32,6 @@ from syrtos.keras.tensorflow import (
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import current_step
 from syrtos.keras.tensorflow.split_function import TensorFlowFunction, functions_of
-from syrtos.keras.trainer import interrupts, timing
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, P, R, Variable
@@ -237,13 +235,10 @@ _STEP = (
     "It builds the function that calls `train_step` or its like: here a step becomes a program of all"
     " workers."
 )
-_MEETING = "Workers that don't call the same are told so at once."
-_TIMED = "Its time is counted apart."
 _ONCE = (
     "Files are written once. The path is final here, and its suffix has been checked on all"
     " workers."
 )
-_PARTS = ("fit", "evaluate", "predict")
 
 LOSSES = [
     Patch(_UTILS, "reduce_weighted_loss", _reduce_weighted_loss, _SHARE),
@@ -258,8 +253,11 @@ OPTIMIZERS = [
     Patch(
         _LEGACY,
         "apply_gradients",
-        script_gradients.applied_by_a_replica,
-        "The original refuses loops of a script's own, in which the default strategy is in force.",
+        by_all(
+            script_gradients.applied_by_a_replica, keras2_on_servers.not_on_servers, shares.updating
+        ),
+        "The original refuses loops of a script's own, in which the default strategy is in force;"
+        f" parameter servers can't apply it. {_EQUAL}",
     ),
     Patch(_LEGACY, "_aggregate_gradients", _aggregate, _SAMPLES),
     Patch(
@@ -285,18 +283,10 @@ OPTIMIZERS = [
     Patch(
         f"{_OPTIMIZER}:_BaseOptimizer",
         "apply_gradients",
-        keras2_on_servers.on_servers,
+        by_all(keras2_on_servers.on_servers, shares.updating),
         "Gradients are complete here, reduced or not, and variables known: parameter servers make"
-        " the update.",
+        f" the update. {_EQUAL}",
     ),
-    Patch(
-        _LEGACY,
-        "apply_gradients",
-        keras2_on_servers.not_on_servers,
-        "Parameter servers can't apply it.",
-    ),
-    Patch(f"{_OPTIMIZER}:_BaseOptimizer", "apply_gradients", shares.updating, _EQUAL),
-    Patch(_LEGACY, "apply_gradients", shares.updating, _EQUAL),
     Patch(f"{_SCALING}:LossScaleOptimizer", "apply_gradients", shares.updating, _EQUAL),
     Patch(f"{_SCALING}:LossScaleOptimizerV3", "apply_gradients", shares.updating, _EQUAL),
 ]
@@ -310,17 +300,7 @@ MODEL = [
         )
         for name in ("train", "test", "predict")
     ),
-    Patch(
-        _MODEL,
-        "fit",
-        fitting.inside_fit,
-        "Whether this process trains decides what a model is built for.",
-    ),
-    Patch(
-        _MODEL, "fit", interrupts.hold_sigint, "Ctrl-C is taken by all workers at the same step."
-    ),
-    *(Patch(_MODEL, name, common.agreeing, _MEETING) for name in _PARTS),
-    *(Patch(_MODEL, name, timing.part_of_run, _TIMED) for name in _PARTS),
+    *common.methods_of(_MODEL),
     Patch(
         f"{_HANDLER}:DataHandler",
         "__init__",

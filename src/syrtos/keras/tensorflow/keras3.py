@@ -18,7 +18,7 @@ from keras.src.backend.tensorflow import trainer as tf_trainer
 from syrtos.comm import world
 from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.features import asynchronous, registry
-from syrtos.keras.patching import Method, Patch
+from syrtos.keras.patching import Method, Patch, by_all
 from syrtos.keras.replica import updates
 from syrtos.keras.split import share_patches
 from syrtos.keras.split.verdicts import is_split
@@ -35,7 +35,7 @@ from syrtos.keras.tensorflow.counted_steps import count_in_graph, report_after
 from syrtos.keras.tensorflow.input import spec_of_share
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
 from syrtos.keras.tensorflow.split_function import TensorFlowFunction, functions_of
-from syrtos.keras.trainer import interrupts, replicas, timing
+from syrtos.keras.trainer import replicas
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import EpochIterator, Model, Optimizer, Variable
@@ -274,9 +274,6 @@ _REPLICAS = (
     " summed."
 )
 _BY_HAND = "It takes a batch as it is, without a data set that could be split."
-_INSIDE = "Whether this process trains decides what a model is built for."
-_MEETING = "Workers that don't call the same are told so at once."
-_TIMED = "Its time is counted apart."
 
 OPTIMIZERS = [
     *share_patches.optimizers(_begin_equal_then_accumulate),
@@ -313,16 +310,10 @@ TRAINER = [
         _build_from_spec,
         "The original draws a batch, which moves shuffles and uses up generators.",
     ),
-    Patch(_TRAINER, "train_on_batch", _on_batch, _BY_HAND),
+    Patch(_TRAINER, "train_on_batch", by_all(_on_batch, fitting.inside_fit), _BY_HAND),
     Patch(_TRAINER, "test_on_batch", _on_batch, _BY_HAND),
     Patch(_TRAINER, "predict_on_batch", _on_batch, _BY_HAND),
-    Patch(_TRAINER, "fit", fitting.inside_fit, _INSIDE),
-    Patch(_TRAINER, "train_on_batch", fitting.inside_fit, _INSIDE),
-    Patch(
-        _TRAINER, "fit", interrupts.hold_sigint, "Ctrl-C is taken by all workers at the same step."
-    ),
-    *(Patch(_TRAINER, name, common.agreeing, _MEETING) for name in ("fit", "evaluate", "predict")),
-    *(Patch(_TRAINER, name, timing.part_of_run, _TIMED) for name in ("fit", "evaluate", "predict")),
+    *common.methods_of(_TRAINER),
     Patch(
         "keras.src.backend.tensorflow.trainer:TFEpochIterator",
         "__init__",

@@ -14,7 +14,7 @@ from syrtos.comm import world
 from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous
 from syrtos.keras.files import temporary, write_once
-from syrtos.keras.patching import replace, replace_everywhere
+from syrtos.keras.patching import Patch, by_all, replace, replace_everywhere
 from syrtos.keras.tensorflow import (
     assignments,
     gradients,
@@ -31,7 +31,7 @@ from syrtos.keras.tensorflow.input_policy import giving_whole_batches, ignoring_
 from syrtos.keras.tensorflow.partition import loop_functions
 from syrtos.keras.tensorflow.strategy import is_chosen
 from syrtos.keras.tensorflow.variables import TensorFlow
-from syrtos.keras.trainer import timing
+from syrtos.keras.trainer import interrupts, timing
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, R
@@ -72,6 +72,9 @@ def patch_tensorflow() -> None:
     # A worker reads what it has logged to a folder that it made for itself.
     replace(tempfile, "mkdtemp", temporary.remembering)
     _patch_files()
+
+
+_MEETING = "Workers that don't call the same are told so at once, and its time is counted apart."
 
 
 def _call_of_script(function: Any, call: Callable[..., object], args: Any, kwargs: Any) -> object:
@@ -148,3 +151,22 @@ def agreeing(original: Callable[..., R]) -> Callable[..., R]:
             return original(self, *args, **kwargs)
 
     return method
+
+
+def methods_of(trainer: str) -> list[Patch]:
+    """Returns the patches of the methods by which a model trains, evaluates and predicts.
+
+    ``trainer``: their class, as `Patch` names it.
+    """
+    around = (agreeing, timing.part_of_run)
+    return [
+        Patch(
+            trainer,
+            "fit",
+            by_all(fitting.inside_fit, interrupts.hold_sigint, *around),
+            "Whether this process trains decides what a model is built for; all workers take Ctrl-C"
+            f" at the same step. {_MEETING}",
+        ),
+        Patch(trainer, "evaluate", by_all(*around), _MEETING),
+        Patch(trainer, "predict", by_all(*around), _MEETING),
+    ]

@@ -15,6 +15,8 @@ from tensorflow.python.ops import handle_data_util
 
 from syrtos.keras.tensorflow import tf_internals_graphs
 
+# Operations that call a function.
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _CALLS_OF_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 # Attributes that say where, and in what shapes, an operation stood in its own graph.
 _OF_ITS_GRAPH = frozenset({"_output_shapes", "_class"})

@@ -21,7 +21,7 @@ from syrtos.keras.tensorflow.partition.rules.registry import types
 from syrtos.keras.tensorflow.partition.rules.shapes import follow_sizes
 from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import Partial, Value
-from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph, is_compiled_call
+from syrtos.keras.tensorflow.tf_internals_emission import CALLS, TracedGraph, is_compiled_call
 
 # Their rules hold also where every worker has all inputs: they make sizes known, or rows.
 _ALWAYS = frozenset(
@@ -55,7 +55,6 @@ _READING = frozenset(
         " ResourceApplyKerasMomentum"
     )
 )
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Their result has the sizes of their first input.
 _SAME_SIZES = frozenset(
     types("Cumsum Cumprod ReverseV2 RandomShuffle Roll Softmax LogSoftmax MatrixBandPart Sort")
@@ -142,13 +141,13 @@ class Partitioner(Emitter):
         is_plain = all(value.is_replicated for value in values)
         if is_plain and op.type not in _ALWAYS:
             return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
-        if op.type in _CALLS and is_compiled_call(op):
+        if op.type in CALLS and is_compiled_call(op):
             # What XLA compiles holds no exchange; where rows come in, it is computed operation by
             # operation.
             values = self.reduce_partial(values)
             if all(value.is_replicated for value in values):
                 return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
-        if op.type in _CALLS:
+        if op.type in CALLS:
             graph = tf_internals_emission.graph_of_function(op, "f")
             if graph is not None:
                 return self.run_graph(graph, values)
@@ -337,7 +336,7 @@ def keeps_partial(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -
     if op.type in ("ConcatV2", "Pack"):
         parts = values[:-1] if op.type == "ConcatV2" else values
         return all(value.placement == Partial() for value in parts)
-    return op.type in _PASSING or (op.type in _CALLS and not is_compiled_call(op))
+    return op.type in _PASSING or (op.type in CALLS and not is_compiled_call(op))
 
 
 def _keep_shape(emitter: Emitter, tensor: tf.Tensor, value: Value) -> None:

@@ -18,18 +18,14 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras.split import comparison
 from syrtos.keras.split.comparison import Row
 from syrtos.keras.tensorflow import tf_internals_emission
+from syrtos.keras.tensorflow.partition import control_flow
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.partitioner import Partitioner
 from syrtos.keras.tensorflow.partition.report import Report, place_of
 from syrtos.keras.tensorflow.partition.values import Value
 
 # They call functions, whose operations are compared by themselves.
-_OF_FUNCTIONS = frozenset(
-    {
-        *("PartitionedCall", "StatefulPartitionedCall"),
-        *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
-    }
-)
+_OF_FUNCTIONS = frozenset({*tf_internals_emission.CALLS, *control_flow.RULES})
 _NOT_COMPARED = (tf.resource, tf.variant, tf.string)
 
 
