@@ -49,7 +49,6 @@ _FEW_ROWS_DRAW = (
     "a batch has fewer rows than there are workers; random draws in such batches, and after them,"
     " are not those of one process"
 )
-# Functions that are always called: their operations are emitted by themselves.
 # Operations that draw random numbers from a state of their own.
 _DRAWS = frozenset(
     ("Multinomial", "RandomGamma", "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal")

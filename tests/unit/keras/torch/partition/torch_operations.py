@@ -47,6 +47,12 @@ def _whole(call: Callable[..., Any], *shapes: Shape, kinds: str = "") -> Operati
     return Operation(call, shapes, kinds, False)
 
 
+def _with_statistics(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    mean, variance = torch.zeros(3), torch.ones(3)
+    normal = T.batch_norm(x, mean, variance, weight, training=True, momentum=0.3)
+    return normal + (mean + variance).reshape(1, -1, 1, 1)
+
+
 def _assigned(x: torch.Tensor) -> torch.Tensor:
     x = x.clone()
     x[1] = 0.0
@@ -203,7 +209,14 @@ OPERATIONS: dict[str, Operation] = {
     "resized": _whole(lambda a: T.interpolate(a, scale_factor=2), IMAGE),
     "layer_norm": _of(lambda a, w: T.layer_norm(a, (6,), w, w), N, (6,)),
     "group_norm": _of(lambda a: T.group_norm(a, 3), IMAGE),
-    "batch_norm": _whole(lambda a, w: T.batch_norm(a, None, None, w, w, training=True), IMAGE, (3,)),
+    "batch_norm": _of(lambda a, w: T.batch_norm(a, None, None, w, w, training=True), IMAGE, (3,)),
+    "batch_norm_of_vectors": _of(
+        lambda a: T.batch_norm(a + 100.0, None, None, training=True), ("n", 6)
+    ),
+    "batch_norm_with_statistics": _of(_with_statistics, IMAGE, (3,)),
+    "batch_norm_of_moving_statistics": _of(
+        lambda a, w: T.batch_norm(a, w.detach(), torch.ones(3), w, w), IMAGE, (3,)
+    ),
     "attention": _of(lambda a: T.scaled_dot_product_attention(a, a, a), ("n", 2, 4, 3)),
     "mse": _of(lambda a, b: T.mse_loss(a, b) + T.mse_loss(a, b, reduction="sum"), N, N),
     "mse_of_rows": _of(lambda a, b: T.mse_loss(a, b, reduction="none").sum(1), N, N),

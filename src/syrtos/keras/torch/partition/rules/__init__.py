@@ -5,9 +5,19 @@ from syrtos.keras.torch.partition.rules import (
     elementwise,
     layers,
     lookups,
+    normalization,
     products,
     reductions,
     shapes,
 )
 
-__all__ = ["draws", "elementwise", "layers", "lookups", "products", "reductions", "shapes"]
+__all__ = [
+    "draws",
+    "elementwise",
+    "layers",
+    "lookups",
+    "normalization",
+    "products",
+    "reductions",
+    "shapes",
+]
