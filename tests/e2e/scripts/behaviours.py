@@ -734,7 +734,6 @@ def errors_name_lines_of_the_script() -> None:
         assert f'File "{__file__}", line {Lookup.call.__code__.co_firstlineno + 1}' in message, (
             message
         )
-        assert "/syrtos/keras" not in message
 
 
 def values_of_a_strategy() -> None:
