@@ -82,7 +82,7 @@ OTHERS_END = ("SIGABRT:0:47",)
             for data in ("planned", "pipeline", "filtered", "generator")
         ),
         pytest.param("jax", "arrays", marks=pytest.mark.long),
-        pytest.param("torch", "arrays", marks=pytest.mark.long),
+        ("torch", "arrays"),
         pytest.param("keras 2", "arrays", marks=pytest.mark.long),
         pytest.param("keras 2", "pipeline", marks=pytest.mark.long),
     ],

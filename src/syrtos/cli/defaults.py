@@ -40,6 +40,8 @@ def added_words(parser: Parser, words: list[str]) -> list[str]:
             type.
     """
     if not os.path.isfile(FILE):
+        if os.path.lexists(FILE):
+            print(f"syrtos: {FILE} of this folder is no file, and is not used.", file=sys.stderr)
         return []
     if os.stat(FILE).st_uid not in (os.getuid(), 0):
         # It may name commands that are run.
@@ -103,7 +105,7 @@ def _read() -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(Path(FILE).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(FILE).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{FILE} of this folder can't be read: {error}.") from error
 
@@ -155,5 +157,6 @@ def _check(name: str, value: Any, kind: Any, choices: Iterable[Any] | None = Non
     if choices is not None:
         expected = "one of " + ", ".join(f'"{choice}"' for choice in choices)
     # True is an int for Python.
-    if type(value) not in types or (choices is not None and value not in choices):
+    is_wrong = type(value) not in types or (choices is not None and value not in choices)
+    if is_wrong or (isinstance(value, str) and "\0" in value):
         raise ConfigurationError(f"{FILE}: `{name}` must be {expected}. Received: {value!r}.")

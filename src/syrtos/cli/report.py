@@ -154,8 +154,12 @@ def _report_once(
             each["trace"] = os.path.relpath(
                 Path(each["run"]["folder"]) / each["trace"], output.parent
             )
+    data = page.page(found, comparison, live).encode()
     try:
-        durable.replace(output, page.page(found, comparison, live).encode())
+        if output.exists() and not output.is_file():
+            output.write_bytes(data)  # a FIFO or a device, in whose place no file may come
+        else:
+            durable.replace(output, data)
     except OSError as error:
         raise ConfigurationError(
             f"{output} can't be written: {error.strerror}. Name another file with `--output`."

@@ -246,6 +246,10 @@ def read(path: Path) -> Script:
         ConfigurationError: there is no such file, it is not text, or it is nested too deeply.
         NotParsed: it is not Python 3.
     """
+    if path.suffix == ".ipynb":
+        raise ConfigurationError(
+            f"{path} is a notebook: make a script of it, by `jupyter nbconvert --to script`."
+        )
     try:
         # In the encoding that the file declares.
         with tokenize.open(path) as file:

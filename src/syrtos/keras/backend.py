@@ -145,6 +145,9 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         """
         return {}
 
+    def callbacks_ended(self) -> None:
+        """Notes that the callbacks of a training step have run: data draws as from now on."""
+
     def begin_replay(self, draws: dict[str, Array]) -> None:
         """Begins to leave out training steps; ``draws``: as `draws` gave it after them."""
 

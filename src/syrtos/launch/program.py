@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import re
+import shlex
 import sys
 import traceback
 import warnings
@@ -136,6 +137,11 @@ def check_script(script: Path) -> None:
         )
     if script.is_dir():
         raise ConfigurationError(f"{script} is a folder. Name the Python file to run.")
+    if script.suffix == ".ipynb":
+        raise ConfigurationError(
+            f"{script} is a notebook. Train in it by `syrtos.notebook_launcher`, or make a script of"
+            f" it: `jupyter nbconvert --to script {shlex.quote(str(script))}`."
+        )
     if not os.access(script, os.R_OK):
         raise ConfigurationError(f"{script} can't be read by this user: `chmod +r {script}`.")
 

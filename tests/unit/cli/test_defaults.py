@@ -87,6 +87,7 @@ def test_the_words_that_the_file_adds(
         ("n = 4", "`n` stands in no table: write it below a line `[run]`."),
         ("[kubernets]\nimage = 'i'", "there is no table [kubernets]; did you mean `kubernetes`?"),
         ("[run\n", "syrtos.toml of this folder can't be read: "),
+        ('[run]\nrun-dir = "x\\u0000y"', "`run-dir` must be a text in quotes."),
     ],
 )
 def test_what_is_wrong_in_the_file(folder: Path, parser: Parser, file: str, says: str) -> None:
@@ -144,3 +145,16 @@ def test_all_that_init_proposes_is_taken(
         assert proposed[engine].keys() <= engine_of(engine).settings.keys()
     assert cli.main(["init"]) == 2
     assert "syrtos: This folder has a syrtos.toml already" in capsys.readouterr().err
+
+
+def test_a_mark_of_the_encoding_is_no_error(folder: Path, parser: Parser) -> None:
+    Path(defaults.FILE).write_bytes(b"\xef\xbb\xbf[run]\nn = 3\n")
+    assert defaults.added_words(parser, ["train.py"]) == ["-n", "3"]
+
+
+def test_a_link_that_leads_nowhere_is_named(
+    folder: Path, parser: Parser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(defaults.FILE).symlink_to("gone")
+    assert defaults.added_words(parser, ["train.py"]) == []
+    assert "syrtos.toml of this folder is no file, and is not used" in capsys.readouterr().err

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
+import os
 import shutil
 import tokenize
 from collections.abc import Sequence
@@ -287,9 +289,11 @@ def write(result: Result) -> None:
     """Replaces the script, and keeps the original beside it under the name with ``.before`` added.
 
     Raises:
-        ConfigurationError: a file of that name exists, or something has to be done by hand.
+        ConfigurationError: a file of that name exists, something has to be done by hand, or a file
+            can't be written.
     """
-    kept = result.path.with_name(result.path.name + ".before")
+    path = Path(os.path.realpath(result.path))
+    kept, draft = (path.with_name(path.name + end) for end in (".before", ".partial"))
     if result.left:
         raise ConfigurationError(
             f"{result.path} is left as it is: what has to be done by hand comes first, see above."
@@ -302,8 +306,19 @@ def write(result: Result) -> None:
     original = result.path.read_bytes()
     # The script keeps its encoding, its ends of lines and its rights.
     encoding, _ = tokenize.detect_encoding(iter(original.splitlines(True)).__next__)
-    # Before the new text is written: the original is there at any moment.
-    result.path.rename(kept)
-    result.path.write_text(result.after, encoding, newline="\r\n" if b"\r\n" in original else None)
-    shutil.copymode(kept, result.path)
+    end = "\r\n" if b"\r\n" in original else "\r" if b"\r" in original else "\n"
+    try:
+        draft.write_text(result.after, encoding, newline=end)
+        shutil.copymode(path, draft)
+        # The original is there at any moment.
+        shutil.copy2(path, kept)
+        draft.replace(path)
+    except OSError as error:
+        for made in (draft, kept):
+            with contextlib.suppress(OSError):
+                made.unlink(missing_ok=True)
+        raise ConfigurationError(
+            f"{result.path} is left as it is: {error.filename or kept} can't be written"
+            f" ({error.strerror})."
+        ) from error
     print(f"{result.path} is written; what it was is in {kept}.")

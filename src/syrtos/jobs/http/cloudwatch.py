@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from syrtos.jobs.api.service import ApiError, Service
@@ -76,12 +76,15 @@ class LogsService:
         names = request.get("logStreamNames")
         prefix = request.get("logStreamNamePrefix") or ""
         streams = [self._stream(name) for name in names] if names else list(self._streams(prefix))
-        wanted, limit = _terms(request.get("filterPattern") or ""), request.get("limit") or _MOST
+        is_wanted, limit = (
+            _filter(request.get("filterPattern") or ""),
+            request.get("limit") or _MOST,
+        )
         offsets = _offsets(request.get("nextToken"))
 
         def choose_events(stream: LogStream) -> Iterator[tuple[LogEvent, LogStream]]:
             for event in stream.all(offsets.get(stream.name, 0)):
-                if _in_time(event, request) and all(term in event.text for term in wanted):
+                if _in_time(event, request) and is_wanted(event.text):
                     yield event, stream
 
         # of each stream only what a page needs is read: one may be longer than memory. One event
@@ -181,18 +184,33 @@ def _begin_of(stream: LogStream, events: list[LogEvent]) -> int:
     return before[-1].end if before else 0
 
 
-def _terms(pattern: str) -> list[str]:
+def _filter(pattern: str) -> Callable[[str], bool]:
+    """Returns whether an event's text matches a pattern of words, as CloudWatch Logs defines it.
+
+    All words must stand in it, of those with `?` before them one, and of those with `-` none.
+
+    Raises:
+        ApiError: it is a pattern of another kind.
+    """
     if pattern.lstrip().startswith(("{", "[", "%")):
         raise ApiError(
             "InvalidParameterException",
-            "A filterPattern is words here, all of which an event must have.",
+            "A filterPattern is words here: all of them, `?a ?b` for one of them, `-a` for none.",
         )
     try:
-        return shlex.split(pattern)
+        terms = shlex.split(pattern)
     except ValueError as error:
         raise ApiError(
             "InvalidParameterException", f"The filterPattern can't be read: {error}."
         ) from error
+    none, one = ([t[1:] for t in terms if t[0:1] == mark and len(t) > 1] for mark in "-?")
+    every = [t for t in terms if t[1:] not in none or t[0] != "-"]
+    every = [t for t in every if t[1:] not in one or t[0] != "?"]
+    return lambda text: (
+        all(term in text for term in every)
+        and (not one or any(term in text for term in one))
+        and not any(term in text for term in none)
+    )
 
 
 def _number(token: str | None) -> int:

@@ -212,6 +212,7 @@ class Protection:
         ``steps``: those that the call has made; ``have_met``: whether all workers are there, with
             equal weights.
         """
+        backend.active().callbacks_ended()
         cut = bool(getattr(self._model, "stop_training", False))
         calls, trained = self._place.calls + 1, self._place.trained + steps
         self._place = dataclasses.replace(

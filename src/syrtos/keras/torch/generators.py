@@ -51,6 +51,11 @@ class DrawingSteps:
         self.steps, self._after = self.steps + 1, generator_state()
         self._draws = self._draws or not torch.equal(before, self._after)
 
+    def note_now(self) -> None:
+        """Notes the generator's state, from which the data goes on: callbacks may have drawn too."""
+        if self._draws:
+            self._after = generator_state()
+
     def skip(self) -> None:
         """Leaves out a training step: what follows draws as it did after the step."""
         self.steps += 1
@@ -59,11 +64,12 @@ class DrawingSteps:
             set_generator_state(found)
 
     def arrays(self) -> dict[str, Array]:
-        """Returns what `begin` and `put_back` take.
+        """Returns what `begin` and `put_back` take, as it is now.
 
         Raises:
             SnapshotError: it is too much.
         """
+        self.note_now()
         if len(self._kept) > _MOST_STATES:
             raise SnapshotError(
                 "Data is drawn from torch's own generator between steps that draw from it too, e.g."

@@ -91,6 +91,9 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
     def draws(self) -> dict[str, Array]:
         return world.part(generators.DrawingSteps).arrays()
 
+    def callbacks_ended(self) -> None:
+        world.part(generators.DrawingSteps).note_now()
+
     def begin_replay(self, draws: dict[str, Array]) -> None:
         world.part(generators.DrawingSteps).begin(draws)
 

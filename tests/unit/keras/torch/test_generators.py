@@ -54,6 +54,27 @@ def test_data_and_steps_draw_as_in_an_undisturbed_run(each: int) -> None:
     assert torch.equal(torch.rand(1), last)
 
 
+def test_what_follows_a_fit_draws_as_after_its_end() -> None:
+    """Its data may draw once more after the last step, and callbacks between steps."""
+    torch.manual_seed(7)
+    steps = made()
+    for _ in range(3):
+        with steps.step():
+            torch.rand(3)
+        torch.rand(2)  # a callback
+        steps.note_now()
+    torch.rand(1)  # the data, as it ends
+    kept = {name: np.array(value) for name, value in steps.arrays().items()}
+    wanted = torch.rand(1)
+    torch.manual_seed(9)
+    again = made()
+    again.begin(kept)
+    for _ in range(3):
+        again.skip()
+    again.put_back(kept)
+    assert torch.equal(torch.rand(1), wanted)
+
+
 def test_steps_without_draws_keep_nothing() -> None:
     steps = made()
     for _ in range(3):
