@@ -17,6 +17,7 @@ from syrtos.keras.tensorflow import tf_internals_graphs
 
 # Operations that call a function.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_VARIANT = tf.variant.as_datatype_enum
 _CALLS_OF_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 # Attributes that say where, and in what shapes, an operation stood in its own graph.
 _OF_ITS_GRAPH = frozenset({"_output_shapes", "_class"})
@@ -48,7 +49,27 @@ def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
     Calls of Python may be exchanges: like those they run in the order in which they are added.
     """
     with tf.device(operation.device) if operation.device else contextlib.nullcontext():
+        if adds_in_any_order(operation.node_def):
+            return _add_in_order(operation, inputs)
         return _emit(operation, inputs)
+
+
+def adds_in_any_order(node: Any) -> bool:
+    """Returns whether an operation adds up numbers in an order that is known at run time alone.
+
+    `AddN` begins with an input whose memory nobody else uses at that moment, which differs by worker:
+    three numbers or more then have sums that differ in their last bits.
+    """
+    return node.op == "AddN" and node.attr["N"].i > 2 and node.attr["T"].type != _VARIANT
+
+
+def _add_in_order(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
+    total, *others = inputs
+    for index, other in enumerate(others):
+        # Of sums of sums Grappler makes one `AddN`, unless something is between them.
+        begun = tf.raw_ops.Snapshot(input=total) if index else total
+        total = tf.raw_ops.AddV2(x=begun, y=other, name=operation.name.lstrip("_"))
+    return total.op
 
 
 def _emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
@@ -171,7 +192,7 @@ def copy_operations(
         node.input.extend(own)
         for name in _OF_ITS_GRAPH & set(node.attr):
             del node.attr[name]
-        definition.node.append(node)
+        definition.node.extend(_added_in_order(node) if adds_in_any_order(node) else [node])
     made = [output.name for output in graph.outputs if output.op.name in names]
     copied = iter(
         tf.graph_util.import_graph_def(definition, input_map=inputs, return_elements=made, name="")
@@ -180,6 +201,26 @@ def copy_operations(
     return [
         next(copied) if output.op.name in names else found[output.ref()] for output in graph.outputs
     ]
+
+
+def _added_in_order(node: Any) -> Iterator[Any]:
+    """Yields nodes that add up the inputs of an `AddN` one after the other: see `adds_in_any_order`."""
+    total, *others = [name for name in node.input if name[0] != "^"]
+    waits = [name for name in node.input if name[0] == "^"]
+    for index, other in enumerate(others):
+        is_last = index == len(others) - 1
+        if index:
+            yield _node_like(node, "Snapshot", f"{node.name}/kept_{index}", [total])
+            total = f"{node.name}/kept_{index}"
+        name = node.name if is_last else f"{node.name}/sum_{index}"
+        yield _node_like(node, "AddV2", name, [total, other, *waits * is_last])
+        total = name
+
+
+def _node_like(node: Any, kind: str, name: str, inputs: Sequence[str]) -> Any:
+    made = type(node)(name=name, op=kind, input=inputs, device=node.device)
+    made.attr["T"].CopyFrom(node.attr["T"])
+    return made
 
 
 def has_operation(graph: Any, types: Container[str]) -> bool:

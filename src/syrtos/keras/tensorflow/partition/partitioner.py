@@ -14,7 +14,7 @@ from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.rules import TABLE
-from syrtos.keras.tensorflow.partition.rules.elementwise import KEEPING_SUMS, is_linear
+from syrtos.keras.tensorflow.partition.rules.elementwise import KEEPING_SUMS, SUMS, is_linear
 from syrtos.keras.tensorflow.partition.rules.lists import MAKING, note_lists
 from syrtos.keras.tensorflow.partition.rules.random import DRAWS
 from syrtos.keras.tensorflow.partition.rules.registry import types
@@ -125,10 +125,26 @@ class Partitioner(Emitter):
     def _note_partial(self, tensor: tf.Tensor, value: Value) -> None:
         """Notes what its reduction has to know of a partial value; ``tensor``: in the traced graph."""
         value.is_only_read = _is_only_read(tensor)
-        value.gradient_of = self._gradients.get(tensor.ref())
+        value.gradient_of = self._variable_of(tensor)
         is_passed = all(consumer.type in _PASSING for consumer in tensor.consumers())
-        if value.gradient_of is not None or not is_passed:
-            self.note_due(value)
+        if self._is_term(tensor) or (value.gradient_of is None and is_passed):
+            return
+        self.note_due(value)
+
+    def _variable_of(self, tensor: tf.Tensor) -> object:
+        """Returns the variable that a tensor, or each term of a sum, is a gradient of; else None."""
+        found = self._gradients.get(tensor.ref())
+        if found is not None or tensor.op.type not in SUMS:
+            return found
+        first, *others = (self._variable_of(term) for term in tensor.op.inputs)
+        return first if all(other is first for other in others) else None
+
+    def _is_term(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a gradient is only added to others of its variable, as of a shared layer."""
+        consumers, variable = tensor.consumers(), self._variable_of(tensor)
+        if variable is None or len(consumers) != 1 or consumers[0].type not in SUMS:
+            return False
+        return self._variable_of(consumers[0].outputs[0]) is variable
 
     def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
         """Returns whole values; partial ones are reduced together."""
@@ -328,9 +344,12 @@ def _uses_resource(op: tf.Operation) -> bool:
 
 def keeps_partial(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> bool:
     """Returns whether an operation takes its partial inputs as they are."""
-    # What is exchanged for an optimizer are gradients, also where it multiplies them.
-    if any(value.is_partial and value.gradient_of is not None for value in values):
-        return False
+    # What is exchanged for an optimizer are gradients, also where it multiplies them; of one variable
+    # their sum.
+    variables = [value.gradient_of for value in values if value.is_partial]
+    is_sum = op.type in SUMS and len(variables) == len(values)
+    if any(variable is not None for variable in variables):
+        return is_sum and all(variable is variables[0] for variable in variables)
     if op.type in KEEPING_SUMS:
         return is_linear(emitter, op, values)
     if op.type in ("ConcatV2", "Pack"):

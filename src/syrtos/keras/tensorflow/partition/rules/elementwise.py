@@ -31,7 +31,7 @@ ELEMENTWISE = types(
 
 # Linear in one input.
 _LINEAR = ("Identity", "Neg", "StopGradient", "PreventGradient", "Snapshot")
-_SUMS = ("Add", "AddN", "AddV2", "Sub")
+SUMS = ("Add", "AddN", "AddV2", "Sub")
 _PRODUCTS = ("Mul", "MulNoNan")
 _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
 
@@ -90,7 +90,7 @@ def linear(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> list[
     """Emits an operation on partial values whose result is partial; None where it is not."""
     if not is_linear(emitter, op, values):
         return None
-    if op.type in _SUMS:
+    if op.type in SUMS:
         values = [Value(emitter.at(value, Partial()), Partial()) for value in values]
     placement = values[[value.is_partial for value in values].index(True)].placement
     return [Value(t, placement) for t in emitter.emit(op, [v.tensor for v in values])]
@@ -104,7 +104,7 @@ def is_linear(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> bo
         return op.type in ("Identity", "StopGradient")
     if op.type == "Cast":
         return op.inputs[0].dtype.is_floating and op.outputs[0].dtype.is_floating
-    if op.type in _SUMS:
+    if op.type in SUMS:
         return all(partial) or (emitter.defers_sums and not any(v.rows for v in values))
     if op.type in _QUOTIENTS:
         # Of whole numbers `Div` takes the floor.
@@ -115,4 +115,4 @@ def is_linear(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> bo
 
 
 # Types of operations whose rule may leave a partial sum partial.
-KEEPING_SUMS = frozenset((*_LINEAR, *_SUMS, *_PRODUCTS, *_QUOTIENTS, "Cast"))
+KEEPING_SUMS = frozenset((*_LINEAR, *SUMS, *_PRODUCTS, *_QUOTIENTS, "Cast"))
