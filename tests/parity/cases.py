@@ -581,6 +581,26 @@ def loss_mean_with_sample_weight() -> tuple[Any, Logs]:
     return regression(loss=loss, sample_weight=np.linspace(0.1, 3.0, 333).astype("float32"))
 
 
+@case
+def layers_that_are_used_several_times() -> tuple[Any, Logs]:
+    """Gradients of a weight are sums of several, of penalties too, in the same order on all workers."""
+    keras.utils.set_random_seed(21)
+    rng = np.random.default_rng(21)
+    x = rng.normal(size=(333, 7, 5)).astype("float32")
+    model = keras.Sequential(
+        [
+            keras.layers.Input((7, 5)),
+            keras.layers.TimeDistributed(
+                keras.layers.Dense(4, "tanh", kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-3))
+            ),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return fit(model, x, x[:, 0, :1])
+
+
 @keras3
 def masked_sequences() -> tuple[Any, Logs]:
     """Shares of a batch hold different numbers of unmasked steps."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
 
 # Marks of TensorFlow for its own tools, and colors, in messages of errors.
 _NODE = re.compile(r"\{\{[^{}]*\}\} ?|\x1b\[[0-9;]*m")
@@ -10,9 +12,11 @@ _NODE = re.compile(r"\{\{[^{}]*\}\} ?|\x1b\[[0-9;]*m")
 
 def describe_error(error: Exception) -> str:
     """Returns the class of an error and the line of its message that names the cause."""
-    lines = [line.strip() for line in _NODE.sub("", str(error)).splitlines() if line.strip()] or [
-        ""
-    ]
+    lines = [line.strip() for line in _NODE.sub("", str(error)).splitlines() if line.strip()]
+    if not lines:
+        *_, last = [None, *traceback.extract_tb(error.__traceback__)]
+        place = f" in {Path(last.filename).name}, line {last.lineno}" if last else ""
+        return f"{type(error).__name__}{place}"
     if lines[0].startswith("in user code"):  # autograph: what follows is a traceback
         return lines[-1][:300].rstrip(".")
     called = (

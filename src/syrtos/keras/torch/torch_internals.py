@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 import keras
 import torch.distributed
 from torch.utils import _pytree
+from torch.utils._mode_utils import no_dispatch
 
 from syrtos import settings
 from syrtos.keras import keras_internals, rendezvous
@@ -50,6 +51,20 @@ def wrapping_tensor(
     return kind._make_wrapper_subclass(
         kind, shape, strides=strides, dtype=like.dtype, device=like.device
     )
+
+
+def change_sizes(func: Any, tensor: torch.Tensor, args: Sequence[Any]) -> None:
+    """Changes the sizes that a wrapping tensor shows as ``func``, a view made in place, does.
+
+    Its dispatch is not called. As `torch.utils._python_dispatch.return_and_correct_aliasing` does it.
+    """
+    before = torch._C._meta_in_tls_dispatch_include()
+    with no_dispatch():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            func(tensor, *args)
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(before)
 
 
 def without_compilation() -> contextlib.AbstractContextManager[object]:

@@ -121,6 +121,10 @@ class PlacedTensor(torch.Tensor):
         """Keeps the whole tensor for whatever needs it next."""
         self._gathered, self._writes_gathered = whole, self.share.writes_to(self.local)
 
+    def take_view(self, view: PlacedTensor) -> None:
+        """Takes the part and the placement of a view of this tensor."""
+        self.local, self.placement, self._gathered = view.local, view.placement, None
+
     def was_written(self) -> None:
         """Notes that this worker's part was overwritten: it is shared with views and aliases."""
         self.share.note_write(self.local)

@@ -210,6 +210,11 @@ OPERATIONS: dict[str, Operation] = {
     "layer_norm": _of(lambda a, w: T.layer_norm(a, (6,), w, w), N, (6,)),
     "group_norm": _of(lambda a: T.group_norm(a, 3), IMAGE),
     "batch_norm": _of(lambda a, w: T.batch_norm(a, None, None, w, w, training=True), IMAGE, (3,)),
+    "view_in_place": _of(lambda a: a.clone().unsqueeze_(1).mul_(2.0).squeeze_(1), N),
+    "view_in_place_of_columns": _of(lambda a: (a * 2.0).t_().transpose_(0, 1), N),
+    "vmap_of_products": _of(
+        lambda a, w: torch.func.vmap(lambda row: row @ w)(a), N, (6, 2)
+    ),
     "batch_norm_of_vectors": _of(
         lambda a: T.batch_norm(a + 100.0, None, None, training=True), ("n", 6)
     ),

@@ -32,11 +32,10 @@ def _shape_of(emitter: Emitter, value: Value, dtype: tf.DType) -> Value:
     local = tf.shape(value.tensor, dtype)
     if value.rows is None:
         return Value(local, known=None if dims is None else sizes.vector(dims))
-    assert dims is not None
     dim = value.rows.dim
-    whole = emitter.share.tensor_of(dims[dim], dtype)
+    whole = emitter.share.tensor_of(emitter.share.size(value.rows.each), dtype)
     tensor = tf.concat([local[:dim], [whole], local[dim + 1 :]], 0)
-    return Value(tensor, known=sizes.vector(dims))
+    return Value(tensor, known=None if dims is None else sizes.vector(dims))
 
 
 @rule("Size", takes_partial=True)

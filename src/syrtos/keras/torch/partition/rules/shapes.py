@@ -7,6 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from syrtos.keras.torch import torch_internals
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import TERM, Placement, RowPart
@@ -116,6 +119,20 @@ def transpose(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) 
 def unsqueeze(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Adds a dimension."""
     return rows.dim + (args[0] % (tensor.ndim + 1) <= rows.dim)
+
+
+@table.rule("squeeze_", "unsqueeze_", "t_", "transpose_")
+def view_in_place(func: Any, args: _Args, kwargs: _Named) -> Any:
+    """Gives a tensor the sizes of its view, as `torch.func.vmap` does to products."""
+    tensor, *others = args
+    view = getattr(torch, func._schema.name.removeprefix("aten::").rstrip("_"))
+    found = view(tensor, *others, **kwargs)
+    is_placed = isinstance(found, PlacedTensor) and isinstance(found.placement, RowPart)
+    if not isinstance(tensor, PlacedTensor) or not is_placed:
+        return NotImplemented
+    tensor.take_view(found)
+    torch_internals.change_sizes(func, tensor, others)
+    return tensor
 
 
 @table.rule("squeeze")
