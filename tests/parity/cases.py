@@ -591,7 +591,9 @@ def layers_that_are_used_several_times() -> tuple[Any, Logs]:
         [
             keras.layers.Input((7, 5)),
             keras.layers.TimeDistributed(
-                keras.layers.Dense(4, "tanh", kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-3))
+                keras.layers.Dense(
+                    4, "tanh", kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-3)
+                )
             ),
             keras.layers.Flatten(),
             keras.layers.Dense(1),
