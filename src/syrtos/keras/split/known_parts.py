@@ -28,7 +28,7 @@ def fixed_batch(model: Model) -> str:
 
 
 def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
-    """Returns the parts of a step that may be wrong on a share of the rows, as phrases for messages.
+    """Returns the parts of a step that may be wrong on a share of the rows, as phrases.
 
     Args:
         model: whose step it is.

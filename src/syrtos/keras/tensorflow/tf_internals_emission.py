@@ -57,8 +57,8 @@ def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Operation:
 def adds_in_any_order(node: Any) -> bool:
     """Returns whether an operation adds up numbers in an order that is known at run time alone.
 
-    `AddN` begins with an input whose memory nobody else uses at that moment, which differs by worker:
-    three numbers or more then have sums that differ in their last bits.
+    `AddN` begins with an input whose memory nobody else uses at that moment, which differs by
+    worker: three numbers or more then have sums that differ in their last bits.
     """
     return node.op == "AddN" and node.attr["N"].i > 2 and node.attr["T"].type != _VARIANT
 
@@ -204,7 +204,7 @@ def copy_operations(
 
 
 def _added_in_order(node: Any) -> Iterator[Any]:
-    """Yields nodes that add up the inputs of an `AddN` one after the other: see `adds_in_any_order`."""
+    """Yields nodes that add up the inputs of an `AddN` in order: see `adds_in_any_order`."""
     total, *others = [name for name in node.input if name[0] != "^"]
     waits = [name for name in node.input if name[0] == "^"]
     for index, other in enumerate(others):

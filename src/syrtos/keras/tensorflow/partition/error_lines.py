@@ -1,7 +1,8 @@
 """Names the lines of the script in errors of a program's operations.
 
-TensorFlow does so in one process: it keeps where each operation was made. Those of a worker's part of a program were all made
-where it is emitted; those of the traced program, which have the same names, where the script calls.
+TensorFlow does so in one process: it keeps where each operation was made. Those of a worker's part
+of a program were all made where it is emitted; those of the traced program, which have the same
+names, where the script calls.
 """
 
 from __future__ import annotations

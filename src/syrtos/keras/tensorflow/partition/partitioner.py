@@ -140,7 +140,7 @@ class Partitioner(Emitter):
         return first if all(other is first for other in others) else None
 
     def _is_term(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a gradient is only added to others of its variable, as of a shared layer."""
+        """Returns whether a gradient is only added to others of its variable (a shared layer's)."""
         consumers, variable = tensor.consumers(), self._variable_of(tensor)
         if variable is None or len(consumers) != 1 or consumers[0].type not in SUMS:
             return False
@@ -344,8 +344,8 @@ def _uses_resource(op: tf.Operation) -> bool:
 
 def keeps_partial(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> bool:
     """Returns whether an operation takes its partial inputs as they are."""
-    # What is exchanged for an optimizer are gradients, also where it multiplies them; of one variable
-    # their sum.
+    # What is exchanged for an optimizer are gradients, also where it multiplies them; of one
+    # variable their sum.
     variables = [value.gradient_of for value in values if value.is_partial]
     is_sum = op.type in SUMS and len(variables) == len(values)
     if any(variable is not None for variable in variables):

@@ -57,7 +57,7 @@ class ComparedOperations:
         return self.found[-1]
 
     def differing(self, comm: Communicator, bound: float) -> list[Row]:
-        """Returns rows of `syrtos verify`'s table for operations that differ by more than ``bound``.
+        """Returns rows of `syrtos verify`'s table for operations that differ by over ``bound``.
 
         They are in the order in which they were emitted. All workers call this together.
         """

@@ -1,8 +1,8 @@
 """Rules of `torch.nn.BatchNorm*`, whose statistics are those of all rows.
 
-Formulas: Ioffe and Szegedy 2015 (arXiv:1502.03167), algorithm 1 and section 3; sums of squares about
-the workers' own means are joined in 64 bits, by formula 2.1 of Chan, Golub, LeVeque, "Algorithms for
-Computing the Sample Variance" (1983).
+Formulas: Ioffe and Szegedy 2015 (arXiv:1502.03167), algorithm 1 and section 3; sums of squares
+about the workers' own means are joined in 64 bits, by formula 2.1 of Chan, Golub, LeVeque,
+"Algorithms for Computing the Sample Variance" (1983).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WIDE = torch.float64
 
 @table.rule("native_batch_norm")
 def batch_norm(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Normalizes channels, the second dimension; returns mean and inverse deviation of all rows too."""
+    """Normalizes channels, the second dimension; returns mean and inverse deviation too."""
     x, *vectors, is_training, momentum, eps = args
     share = _share_of(x, vectors)
     if share is None or kwargs:
@@ -78,7 +78,7 @@ def _share_of(x: object, vectors: list[Any]) -> BatchShare | None:
 
 
 def _moments(x: torch.Tensor, count: float, share: BatchShare) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns mean and variance of each channel over all rows, float64. All workers call this together."""
+    """Returns mean and variance of channels over all rows, float64. All workers call it together."""
     axes = [axis for axis in range(x.ndim) if axis != 1]
     x = x.to(_kind_of(x))
     own = x.mean(axes, keepdim=True)
