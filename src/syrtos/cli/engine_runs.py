@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import shlex
 import sys
@@ -260,8 +261,9 @@ def follow(submitted: Submitted) -> int:
     try:
         print_pieces(submitted.output(follow=True))
     except KeyboardInterrupt as error:
-        output.say("ends the run")
         submitted.stop()
+        with contextlib.suppress(OSError):  # the terminal is gone
+            output.say("ends the run")
         try:
             print_pieces(submitted.output(follow=True), silent=True)
         except KeyboardInterrupt:

@@ -72,8 +72,8 @@ def _follow(service: Service, own: bool, asked: SearchFile) -> int:
                 " ends it."
             )
             return exit_code(error)
-        output.say(f"stopping {name}")
         local.stop_search(service, name)
+        output.say(f"stopping {name}")
         _show_results(service, asked)
         output.say(
             "the search was stopped; the same command goes on with the trials that have finished."

@@ -293,7 +293,8 @@ def write(result: Result) -> None:
             can't be written.
     """
     path = Path(os.path.realpath(result.path))
-    kept, draft = (path.with_name(path.name + end) for end in (".before", ".partial"))
+    kept = path.with_name(f"{path.name}.before")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     if result.left:
         raise ConfigurationError(
             f"{result.path} is left as it is: what has to be done by hand comes first, see above."
@@ -306,7 +307,7 @@ def write(result: Result) -> None:
     original = result.path.read_bytes()
     # The script keeps its encoding, its ends of lines and its rights.
     encoding, _ = tokenize.detect_encoding(iter(original.splitlines(True)).__next__)
-    end = "\r\n" if b"\r\n" in original else "\r" if b"\r" in original else "\n"
+    end = next((end for end in ("\r\n", "\n", "\r") if end.encode() in original), "\n")
     try:
         draft.write_text(result.after, encoding, newline=end)
         shutil.copymode(path, draft)

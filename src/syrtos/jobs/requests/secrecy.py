@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
@@ -124,31 +125,52 @@ class Redactor:
         draft.replace(path)
 
 
-class RedactedStream(io.TextIOBase):
-    """A stream of text that hides secrets, line by line."""
+class _RedactedBytes(io.RawIOBase):
+    """A stream that hides secrets in the lines that it passes on, of UTF-8."""
 
     def __init__(self, target: TextIO, redact: Redactor) -> None:
         self._target, self._redact = target, redact
-        self._pending = ""
+        self._pending = bytearray()
         self._lock = threading.Lock()
 
-    def write(self, text: str) -> int:
-        """Writes the lines that are whole now."""
-        with self._lock:
-            whole, end, self._pending = (self._pending + text).rpartition("\n")
-            if end:
-                lines = [self._redact(line) for line in whole.split("\n")]
-                self._target.write("\n".join(lines) + "\n")
-        return len(text)
+    def writable(self) -> bool:
+        return True
 
-    def flush(self) -> None:
-        """Flushes the target; a line that is not whole waits for its end."""
+    def fileno(self) -> int:
+        return self._target.fileno()
+
+    def write(self, data: Any, /) -> int:
+        """Passes on the lines that are whole now; those that only return the cursor count too."""
+        new = bytes(data)
+        with self._lock:
+            end = max(new.rfind(b"\n"), new.rfind(b"\r")) + 1
+            if end:
+                self._pass_on(bytes(self._pending) + new[:end])
+                self._pending.clear()
+            self._pending += new[end:]
+        return len(new)
+
+    def finish(self) -> None:
+        """Passes on the last line, which may have no end."""
+        with self._lock:
+            self._pass_on(bytes(self._pending))
+            self._pending.clear()
+
+    def _pass_on(self, data: bytes) -> None:
+        lines = data.decode("utf-8", "surrogateescape").splitlines(True)
+        self._target.buffer.write(
+            "".join(map(self._redact, lines)).encode("utf-8", "surrogateescape")
+        )
         self._target.flush()
 
 
 def redact_output(redact: Redactor) -> None:
     """Hides secrets in what this process prints from now on, and passes on of what others print."""
-    sys.stdout, sys.stderr = (RedactedStream(stream, redact) for stream in (sys.stdout, sys.stderr))
+    for name in ("stdout", "stderr"):
+        stream = _RedactedBytes(getattr(sys, name), redact)
+        atexit.register(stream.finish)
+        made = io.TextIOWrapper(stream, "utf-8", "backslashreplace", write_through=True)  # type: ignore[arg-type]
+        setattr(sys, name, made)
 
 
 def _expression(text: str) -> str:

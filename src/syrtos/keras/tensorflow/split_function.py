@@ -149,7 +149,7 @@ class TensorFlowFunction:
         unknown = [stateful] if stateful else []
         unknown += known_parts.unknown_parts(self.model, self._stock, self._name)
         if unknown:
-            self._partitioned.failure = (
+            self._partitioned.reason_whole = (
                 f"parameter servers take gradients of shares, which may be wrong with {unknown[0]}"
             )
         return not unknown

@@ -58,7 +58,8 @@ def adds_in_any_order(node: Any) -> bool:
     """Returns whether an operation adds up numbers in an order that is known at run time alone.
 
     `AddN` begins with an input whose memory nobody else uses at that moment, which differs by
-    worker: three numbers or more then have sums that differ in their last bits.
+    worker: three numbers or more then have sums that differ in their last bits. Those inside of
+    functions that are called as a whole stay as they are.
     """
     return node.op == "AddN" and node.attr["N"].i > 2 and node.attr["T"].type != _VARIANT
 

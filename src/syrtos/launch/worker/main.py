@@ -414,8 +414,8 @@ class _WorkerProcess:
     def _tell_threads(self) -> None:
         """Names threads of the script that keep this process from ending, as in plain Python."""
         time.sleep(_LINGERS)
-        main = threading.main_thread()
-        names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
+        first = threading.main_thread()
+        names = [t.name for t in threading.enumerate() if not t.daemon and t is not first]
         if names:
             self._tell("lingers", threads=", ".join(names))
 

@@ -8,6 +8,7 @@ names, where the script calls.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from syrtos.keras.tensorflow import tf_internals_emission, tf_internals_errors
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 
 # TensorFlow leaves out its own files too.
-_LEFT_OUT = tuple(str(Path(str(each.__file__)).parent) for each in (syrtos, tf))
+_LEFT_OUT = tuple(str(Path(str(each.__file__)).parent) + os.sep for each in (syrtos, tf))
 _PLACE = re.compile(
     r"(?P<head>Detected at node (?P<name>\S+) defined at \(most recent call last\):\n)"
     r"(?P<frames>(?:[ \t]*(?:File |<)[^\n]*\n|[ \t]*\n)*)"

@@ -85,6 +85,7 @@ class Partitioner(Emitter):
         """
         super().__init__(share, exchanges, report)
         self._gradients = gradients or {}
+        self._variables = _with_sums(self._gradients)
 
     def gradients_in(self, graph: object) -> list[tf.Tensor]:
         """Returns the gradients in a graph: all workers sum all, also those of which one takes none."""
@@ -125,26 +126,18 @@ class Partitioner(Emitter):
     def _note_partial(self, tensor: tf.Tensor, value: Value) -> None:
         """Notes what its reduction has to know of a partial value; ``tensor``: in the traced graph."""
         value.is_only_read = _is_only_read(tensor)
-        value.gradient_of = self._variable_of(tensor)
+        value.gradient_of = self._variables.get(tensor.ref())
         is_passed = all(consumer.type in _PASSING for consumer in tensor.consumers())
         if self._is_term(tensor) or (value.gradient_of is None and is_passed):
             return
         self.note_due(value)
 
-    def _variable_of(self, tensor: tf.Tensor) -> object:
-        """Returns the variable that a tensor, or each term of a sum, is a gradient of; else None."""
-        found = self._gradients.get(tensor.ref())
-        if found is not None or tensor.op.type not in SUMS:
-            return found
-        first, *others = (self._variable_of(term) for term in tensor.op.inputs)
-        return first if all(other is first for other in others) else None
-
     def _is_term(self, tensor: tf.Tensor) -> bool:
         """Returns whether a gradient is only added to others of its variable (a shared layer's)."""
-        consumers, variable = tensor.consumers(), self._variable_of(tensor)
+        consumers, variable = tensor.consumers(), self._variables.get(tensor.ref())
         if variable is None or len(consumers) != 1 or consumers[0].type not in SUMS:
             return False
-        return self._variable_of(consumers[0].outputs[0]) is variable
+        return self._variables.get(consumers[0].outputs[0].ref()) is variable
 
     def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
         """Returns whole values; partial ones are reduced together."""
@@ -314,6 +307,22 @@ class GraphRun:
             self._found[tensor.ref()] = value
         last = self._partitioner.made
         self._made[op] = [value.tensor.op for value in results[:1]] or ([last] if last else [])
+
+
+def _with_sums(gradients: Mapping[Any, object]) -> dict[Any, object]:
+    """Returns the variables of gradients, and of sums whose terms are gradients of one variable."""
+    found, waiting = dict(gradients), [reference.deref() for reference in gradients]
+    while waiting:
+        tensor = waiting.pop()
+        for consumer in tensor.consumers() if tensor is not None else ():
+            total = consumer.outputs[0].ref() if consumer.type in SUMS else None
+            if total is None or total in found:
+                continue
+            first, *others = (found.get(term.ref()) for term in consumer.inputs)
+            if first is not None and all(other is first for other in others):
+                found[total] = first
+                waiting.append(consumer.outputs[0])
+    return found
 
 
 def _is_only_read(tensor: tf.Tensor) -> bool:

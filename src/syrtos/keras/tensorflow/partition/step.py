@@ -56,6 +56,8 @@ class PartitionedStep:
         report: counts of the program that was traced last.
         failure: why a program could not be emitted; empty if all could. From then on every worker
             computes whole batches.
+        reason_whole: why every worker is to compute whole batches, where its caller knows; else
+            empty.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class PartitionedStep:
         self.step = step
         self.report = Report()
         self.failure = ""
+        self.reason_whole = ""
         self._session = session
         self._training = training
         # Functions of Python that operations call live as long as the graph that names them.
@@ -92,7 +95,8 @@ class PartitionedStep:
                 `failure` then describes. The function that called this is then to be traced again.
         """
         rows = self.rows_of(batch)
-        if why := self.failure or why_whole(rows, tf.executing_eagerly()):
+        asked = self.reason_whole or self.failure
+        if why := asked or why_whole(rows, tf.executing_eagerly()):
             if why != FEW_ROWS:  # as the last batch of many an epoch
                 self._tell(why)
             self._note(rows)

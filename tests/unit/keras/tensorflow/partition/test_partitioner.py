@@ -127,6 +127,14 @@ def test_what_nothing_needs_is_left_out() -> None:
     assert computed.report.gathers == 0
 
 
+def test_a_mean_that_is_broadcast_along_other_dimensions_has_no_variance() -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        mean = tf.reduce_mean(x, [0, 2])
+        return tf.reduce_mean(tf.math.squared_difference(x, tf.stop_gradient(mean)), [0, 2])
+
+    check(function, numbers(8, 5, 5))
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_mean_and_variance_travel_together(keeps: bool) -> None:
     """Also of numbers far from zero, and with NaN in one channel."""
@@ -135,7 +143,7 @@ def test_mean_and_variance_travel_together(keeps: bool) -> None:
         mean, variance = tf.nn.moments(x, [0, 1], keepdims=keeps)
         return mean, variance, (x - mean) * tf.math.rsqrt(variance + 1e-3)
 
-    x = numbers(7, 5, 3) + np.array([0.0, 1000.0, 0.0], "float32")
+    x = numbers(7, 5, 3).astype("float64") * 1e-2 + np.array([0.0, 1e6, 0.0])
     x[2, 1, 2] = np.nan
     wanted = programs.compute_whole(function, [x])
     computed = programs.compute(function, [x], [0], 3, False)
@@ -143,4 +151,4 @@ def test_mean_and_variance_travel_together(keeps: bool) -> None:
     assert computed.report.gathers == 1, "of the last output alone"
     for outputs in computed.outputs:
         for found, whole in zip(outputs, wanted, strict=True):
-            np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-7)

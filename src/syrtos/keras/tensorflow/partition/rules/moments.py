@@ -1,9 +1,8 @@
 """Mean and variance over rows in one exchange.
 
 A variance is taken about the mean, so by themselves the two are exchanged one after the other.
-Here workers add up their sums, and the squares about their own means with what these differ: Chan,
-Golub, LeVeque, "Algorithms for Computing the Sample Variance" (1983), formula 2.1, in 64 bits, in
-which the difference of two large numbers is exact enough.
+Here workers exchange their own counts, means and squares about these: Chan, Golub, LeVeque,
+"Algorithms for Computing the Sample Variance" (1983), formula 2.1.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition.emitter import Emitter
-from syrtos.keras.tensorflow.partition.values import Partial, Value
 
 
 def moments_of_rows(
@@ -30,15 +28,15 @@ def moments_of_rows(
     own = tf.reduce_mean(x, axes, keepdims=True)
     about_own = tf.reduce_sum(tf.math.squared_difference(x, own), axes, keepdims=True)
     rows = tf.cast(tf.size(x) / tf.maximum(tf.size(own), 1), tf.float64)
-    wide = tf.cast(own, tf.float64)
-    squares = tf.cast(about_own, tf.float64) + rows * wide * wide
-    sums = [Value(rows * wide, Partial()), Value(squares, Partial())]
-    emitter.reduce_due(sums)
-    mean, square = (value.tensor / count for value in sums)
-    variance = square - mean * mean
-    # not by `maximum`, which makes 0 of NaN
-    variance = tf.where(variance < 0, tf.zeros_like(variance), variance)
-    return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
+    flat = [tf.reshape(tf.cast(each, tf.float64), [-1]) for each in (rows, own, about_own)]
+    emitter.report.reductions += 1
+    (everyone,) = emitter.exchanges.gather([tf.concat(flat, 0)[tf.newaxis]])
+    everyone = tf.reshape(everyone, [emitter.exchanges.size, -1])
+    counts, (means, squares) = everyone[:, :1], tf.split(everyone[:, 1:], 2, 1)
+    mean = tf.reduce_sum(counts * means, 0) / count
+    square = tf.reduce_sum(squares + counts * tf.math.squared_difference(means, mean), 0)
+    found = (tf.cast(tf.reshape(each, tf.shape(own)), x.dtype) for each in (mean, square / count))
+    return next(found), next(found)
 
 
 def variance_after(mean: tf.Operation) -> tf.Operation | None:
@@ -51,8 +49,9 @@ def variance_after(mean: tf.Operation) -> tf.Operation | None:
             for found in _consumers(square, "Mean"):
                 other = tf.get_static_value(found.inputs[1])
                 mine = tf.get_static_value(axes)
-                alike = found.get_attr("keep_dims") == mean.get_attr("keep_dims")
-                if alike and mine is not None and other is not None and list(mine) == list(other):
+                # else a mean may be broadcast along other dimensions than its own
+                kept = found.get_attr("keep_dims") and mean.get_attr("keep_dims")
+                if kept and mine is not None and other is not None and list(mine) == list(other):
                     return found
     return None
 

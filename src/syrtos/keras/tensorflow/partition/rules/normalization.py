@@ -29,7 +29,7 @@ def fused_batch_norm(emitter: Emitter, op: tf.Operation, values: list[Value]) ->
     if op.get_attr("exponential_avg_factor") != 1.0 or _channels(op) is None:
         return None
     x = tf.cast(images.tensor, tf.float32)
-    count = tf.cast(_count(emitter, x, op), tf.float64)
+    count = _count(emitter, x, op)
     mean, variance = (
         tf.reshape(each, [-1]) for each in moments_of_rows(emitter, x, _axes(op), count)
     )
@@ -91,7 +91,8 @@ def _wide(op: tf.Operation, vector: tf.Tensor) -> tf.Tensor:
 
 
 def _count(emitter: Emitter, x: tf.Tensor, op: tf.Operation) -> tf.Tensor:
-    """Returns how many numbers of all rows a channel has."""
-    sizes = tf.shape(x)
-    rest = [sizes[axis] for axis in _axes(op) if axis]
-    return tf.reduce_prod(tf.stack([tf.cast(emitter.share.total, tf.int32), *rest]))
+    """Returns how many numbers of all rows a channel has, float64."""
+    shape = tf.shape(x)
+    rest = [shape[axis] for axis in _axes(op) if axis]
+    sizes = [tf.cast(size, tf.float64) for size in (emitter.share.total, *rest)]
+    return tf.reduce_prod(tf.stack(sizes))

@@ -62,11 +62,9 @@ def _mean(
             count *= tf.cast(sizes[axis], tf.float64)
     variance = variance_after(op) if tensor.dtype in (tf.float32, tf.float64) else None
     if variance is not None:
-        found = moments_of_rows(emitter, tensor, axes, count)
-        mean, emitter.variances[variance] = (
-            Value(each if keeps else tf.squeeze(each, axes)) for each in found
-        )
-        return [mean]
+        mean, other = moments_of_rows(emitter, tensor, axes, count)
+        emitter.variances[variance] = Value(other)
+        return [Value(mean)]
     # The sum of many rows is out of the range of 16 bits where their mean is not.
     wide = tf.cast(tensor, tf.float32) if tensor.dtype == tf.float16 else tensor
     summed = tf.reduce_sum(wide, axes, keepdims=keeps)

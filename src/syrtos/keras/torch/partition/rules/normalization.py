@@ -1,8 +1,8 @@
 """Rules of `torch.nn.BatchNorm*`, whose statistics are those of all rows.
 
-Formulas: Ioffe and Szegedy 2015 (arXiv:1502.03167), algorithm 1 and section 3; sums of squares
-about the workers' own means are joined in 64 bits, by formula 2.1 of Chan, Golub, LeVeque,
-"Algorithms for Computing the Sample Variance" (1983).
+Formulas: Ioffe and Szegedy 2015 (arXiv:1502.03167), algorithm 1 and section 3; squares about the
+workers' own means are joined by formula 2.1 of Chan, Golub, LeVeque, "Algorithms for Computing the
+Sample Variance" (1983).
 """
 
 from __future__ import annotations
@@ -83,10 +83,12 @@ def _moments(x: torch.Tensor, count: float, share: BatchShare) -> tuple[torch.Te
     x = x.to(_kind_of(x))
     own = x.mean(axes, keepdim=True)
     about_own = torch.square(x - own).sum(axes)
-    mine, wide = x.numel() / x.shape[1], own.to(_WIDE).reshape(-1)
-    sums = [mine * wide, about_own.to(_WIDE) + mine * wide * wide]
-    mean, square = (each / count for each in share.exchanges.sum(sums))
-    return mean, (square - mean * mean).clamp_(min=0.0)
+    mine = torch.tensor([x.numel() / x.shape[1]], dtype=_WIDE, device=x.device)
+    flat = torch.cat([mine, own.to(_WIDE).reshape(-1), about_own.to(_WIDE)])
+    everyone = share.exchanges.gather(flat[None])
+    counts, (means, squares) = everyone[:, :1], everyone[:, 1:].tensor_split(2, 1)
+    mean = (counts * means).sum(0) / count
+    return mean, (squares + counts * torch.square(means - mean)).sum(0) / count
 
 
 def _follow(running: torch.Tensor | None, value: torch.Tensor, momentum: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from syrtos.keras.torch import torch_internals
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
-from syrtos.keras.torch.partition.placements import TERM, Placement, RowPart
+from syrtos.keras.torch.partition.placements import TERM, Placement, RowPart, SumTerm
 from syrtos.keras.torch.partition.rules.elementwise import aligned, first_with_rows
 
 _Args = tuple[Any, ...]
@@ -125,10 +125,12 @@ def unsqueeze(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) 
 def view_in_place(func: Any, args: _Args, kwargs: _Named) -> Any:
     """Gives a tensor the sizes of its view, as `torch.func.vmap` does to products."""
     tensor, *others = args
+    # A view of a whole tensor writes back to that one, in its shape.
+    if not isinstance(tensor, PlacedTensor) or not isinstance(tensor.placement, RowPart | SumTerm):
+        return NotImplemented
     view = getattr(torch, func._schema.name.removeprefix("aten::").rstrip("_"))
     found = view(tensor, *others, **kwargs)
-    is_placed = isinstance(found, PlacedTensor) and isinstance(found.placement, RowPart)
-    if not isinstance(tensor, PlacedTensor) or not is_placed:
+    if not isinstance(found, PlacedTensor) or not isinstance(found.placement, RowPart | SumTerm):
         return NotImplemented
     tensor.take_view(found)
     torch_internals.change_sizes(func, tensor, others)
