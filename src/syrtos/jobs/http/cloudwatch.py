@@ -204,8 +204,7 @@ def _filter(pattern: str) -> Callable[[str], bool]:
             "InvalidParameterException", f"The filterPattern can't be read: {error}."
         ) from error
     none, one = ([t[1:] for t in terms if t[0:1] == mark and len(t) > 1] for mark in "-?")
-    every = [t for t in terms if t[1:] not in none or t[0] != "-"]
-    every = [t for t in every if t[1:] not in one or t[0] != "?"]
+    every = [t for t in terms if t[:1] not in ("-", "?") or len(t) == 1]
     return lambda text: (
         all(term in text for term in every)
         and (not one or any(term in text for term in one))

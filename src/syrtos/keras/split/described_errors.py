@@ -14,9 +14,9 @@ def describe_error(error: Exception) -> str:
     """Returns the class of an error and the line of its message that names the cause."""
     lines = [line.strip() for line in _NODE.sub("", str(error)).splitlines() if line.strip()]
     if not lines:
-        *_, last = [None, *traceback.extract_tb(error.__traceback__)]
-        place = f" in {Path(last.filename).name}, line {last.lineno}" if last else ""
-        return f"{type(error).__name__}{place}"
+        frames = traceback.extract_tb(error.__traceback__)[-1:]
+        places = [f" in {Path(frame.filename).name}, line {frame.lineno}" for frame in frames]
+        return "".join([type(error).__name__, *places])
     if lines[0].startswith("in user code"):  # autograph: what follows is a traceback
         return lines[-1][:300].rstrip(".")
     called = (

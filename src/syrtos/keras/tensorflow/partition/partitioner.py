@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -60,6 +61,8 @@ _SAME_SIZES = frozenset(
     types("Cumsum Cumprod ReverseV2 RandomShuffle Roll Softmax LogSoftmax MatrixBandPart Sort")
 )
 
+PartitionerT = TypeVar("PartitionerT", bound="Partitioner")
+
 
 class Partitioner(Emitter):
     """Emits the operations of a traced program for this worker's rows.
@@ -85,7 +88,11 @@ class Partitioner(Emitter):
         """
         super().__init__(share, exchanges, report)
         self._gradients = gradients or {}
-        self._variables = _with_sums(self._gradients)
+
+    @functools.cached_property
+    def _variables(self) -> dict[Any, object]:
+        # Found once: a loop is emitted on trial by many children.
+        return _with_sums(self._gradients)
 
     def gradients_in(self, graph: object) -> list[tf.Tensor]:
         """Returns the gradients in a graph: all workers sum all, also those of which one takes none."""
@@ -94,8 +101,12 @@ class Partitioner(Emitter):
 
     def child(self, report: Report | None = None) -> Partitioner:
         """Returns a partitioner for a graph inside of this one, e.g. the body of a loop."""
-        made = Partitioner(self.share, self.exchanges, report or self.report, self._gradients)
-        made.defers_sums = self.defers_sums
+        return self.child_of(Partitioner, report)
+
+    def child_of(self, kind: type[PartitionerT], report: Report | None = None) -> PartitionerT:
+        """Returns what `child` does, of a class of one's own."""
+        made = kind(self.share, self.exchanges, report or self.report, self._gradients)
+        made.defers_sums, made._variables = self.defers_sums, self._variables
         return made
 
     def run_graph(self, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:

@@ -83,8 +83,8 @@ class ShadowPartitioner(Partitioner):
         """Returns a partitioner for a branch, which compares too, or for a loop, which does not."""
         if report is not None:
             return super().child(report)
-        made = ShadowPartitioner(self.share, self.exchanges, self.report, self._gradients)
-        made.defers_sums, made.compared = self.defers_sums, self.compared
+        made = self.child_of(ShadowPartitioner)
+        made.compared = self.compared
         return made
 
     def _emit(self, op: tf.Operation, values: list[Value]) -> list[Value]:

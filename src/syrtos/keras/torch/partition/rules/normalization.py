@@ -70,11 +70,9 @@ def batch_norm_backward(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 def _share_of(x: object, vectors: list[Any]) -> BatchShare | None:
     """Returns the rows that images, or vectors, are spread by; None where a rule can't be used."""
-    is_spread = isinstance(x, PlacedTensor) and x.placement == _ROWS and x.ndim > 1
-    if not is_spread or any(isinstance(vector, PlacedTensor) for vector in vectors):
+    if not isinstance(x, PlacedTensor) or x.placement != _ROWS or x.ndim < 2:
         return None
-    assert isinstance(x, PlacedTensor)
-    return x.share
+    return None if any(isinstance(vector, PlacedTensor) for vector in vectors) else x.share
 
 
 def _moments(x: torch.Tensor, count: float, share: BatchShare) -> tuple[torch.Tensor, torch.Tensor]:
