@@ -75,3 +75,19 @@ def test_a_command_that_only_prints_ends_with_its_reader(tmp_path: Path) -> None
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_script_that_closes_its_streams_ends_as_in_plain_python(script: Path) -> None:
+    script.write_text("import sys\nsys.stderr = None\nprint('all of it')\nsys.stdout.close()\n")
+    ended = run(script, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "all of it" in ended.stdout
+
+
+def test_a_failure_is_named_where_the_script_has_closed_its_streams(script: Path) -> None:
+    script.write_text(
+        "import sys\nsys.stderr = None\nsys.stdout.close()\nraise ValueError('the reason')\n"
+    )
+    ended = run(script, "--max-restarts", "0", capture_output=True)
+    assert ended.returncode == 1
+    assert "ValueError: the reason" in ended.stderr

@@ -149,13 +149,9 @@ def install() -> None:
     # Under `tf_keras` the script has the original.
     if is_legacy():
         return
-    base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
+    base = keras().Optimizer
     _patch_base_optimizer(base)
-    trainers = (
-        importlib.import_module("keras.src.trainers.trainer").Trainer,
-        importlib.import_module("keras.src.backend.tensorflow.trainer").TensorFlowTrainer,
-    )
-    _patch_models(keras().Model, trainers)
+    _patch_models(keras().Model)
     _patch_layers_and_metrics()
     keras().Variable.ref = lambda self: self.value.ref()
     for found in _keras_packages():
@@ -289,18 +285,19 @@ def _decay_rate(
     return current_rate
 
 
-def _patch_models(model: type, trainers: tuple[type, type]) -> None:
-    # Where Keras defines them: it takes a `compile` of another class for the script's own.
-    replace(trainers[0], "compile", _dropping_arguments("experimental_run_tf_function"))
+def _patch_models(model: type) -> None:
+    # Where Keras defines it: Keras takes a `compile` of another class for the script's own.
+    trainer = next(base for base in model.__mro__ if "compile" in vars(base))
+    replace(trainer, "compile", _dropping_arguments("experimental_run_tf_function"))
     for name in ("fit", "evaluate", "predict"):
         replace(
-            trainers[1],
+            model,
             name,
             _dropping_arguments("workers", "use_multiprocessing", "max_queue_size"),
         )
         setattr(model, f"{name}_generator", _from_generator(name))
     for name in ("fit", "evaluate"):
-        replace(trainers[1], name, _from_creator)
+        replace(model, name, _from_creator)
 
 
 class DatasetCreator:

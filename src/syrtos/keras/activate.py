@@ -24,7 +24,6 @@ from syrtos.topology import check_keras_backend
 
 # The class of each backend, in its folder.
 _CLASSES = {"tensorflow": "TensorFlow", "jax": "Jax", "torch": "Torch"}
-_TRAINERS = {"tensorflow": "TensorFlowTrainer", "jax": "JAXTrainer", "torch": "TorchTrainer"}
 
 
 def tensorflow() -> None:
@@ -61,10 +60,7 @@ def keras3() -> None:
         )
     if name in _CLASSES:
         importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
-        trial.install(
-            f"keras.src.backend.{name}.trainer:{_TRAINERS[name]}",
-            "keras.src.optimizers.base_optimizer:BaseOptimizer",
-        )
+        trial.install("keras:Model", "keras:Optimizer")
     if name == "tensorflow":
         _make_default()
 

@@ -28,20 +28,20 @@ def _saved_model(original: Method) -> Method:
 
 
 PATCHES: list[Patch] = [
-    Patch("keras.src.callbacks.callback_list:CallbackList", "__init__", callbacks.within, "Decisions are taken together, writing is rank 0's."),
+    Patch("keras.callbacks:CallbackList", "__init__", callbacks.within, "Decisions are taken together, writing is rank 0's."),
     Patch(_SAVING, "save_model", _stamped_once, _ONCE),
     Patch(_SAVING, "save_weights_only", _stamped_once, _ONCE),
     Patch(_HDF5, "save_model_to_hdf5", _stamped_once, _ONCE),
     Patch(
-        "keras.src.models.model:Model",
+        "keras:Model",
         "export",
         write_once.writing("filepath", complete=False),
         "Prints the path that it is given; `tf.saved_model.save` makes the files appear complete.",
     ),
-    Patch("keras.src.models.model:Model", "save", _saved_model, "In a training job a folder for models gets a SavedModel, as scripts for SageMaker expect."),
-    Patch("keras.src.saving.saving_api", "load_model", write_once.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
-    Patch("keras.src.saving.saving_api", "load_weights", write_once.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
-    Patch("keras.src.models.model:Model", "load_weights", resume.finding, _POSITION),
+    Patch("keras:Model", "save", _saved_model, "In a training job a folder for models gets a SavedModel, as scripts for SageMaker expect."),
+    Patch("keras.saving", "load_model", write_once.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
+    Patch("keras.saving", "load_weights", write_once.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
+    Patch("keras:Model", "load_weights", resume.finding, _POSITION),
     Patch(_SAVING, "load_model", resume.finding, _POSITION),
     Patch(_HDF5, "load_model_from_hdf5", resume.finding, _POSITION),
     Patch(
@@ -51,8 +51,8 @@ PATCHES: list[Patch] = [
         "Writes the number of the epoch in place; `File` serves loggers too, which append.",
     ),
     Patch("keras.src.callbacks.model_checkpoint", "file_utils", write_once.CompleteFiles, "One worker makes its folder."),
-    Patch("keras.src.utils.image_utils", "save_img", write_once.writing("path"), _ONCE, everywhere=True),
-    Patch("keras.src.utils.model_visualization", "plot_model", write_once.writing("to_file"), _ONCE, everywhere=True),
+    Patch("keras.utils", "save_img", write_once.writing("path"), _ONCE, everywhere=True),
+    Patch("keras.utils", "plot_model", write_once.writing("to_file"), _ONCE, everywhere=True),
     Patch(_FILES, "urlretrieve", write_once.writing("filename"), "A download appears complete or not at all."),
     Patch(_FILES, "get_file", write_once.fetching, "One worker of a host fetches a file, and the others wait.", everywhere=True),
 ]  # fmt: skip

@@ -22,7 +22,8 @@ class Patch:
     """A function of Keras that is replaced.
 
     Attributes:
-        owner: where it is: ``module`` or ``module:Class``.
+        owner: where it is: ``module`` or ``module:Class``; or several of these, with ``|`` between
+            them, of which a version of Keras has one.
         name: of the function in it.
         wrapper: makes the replacement of the original, a function or a module.
         why: the reason.
@@ -38,13 +39,16 @@ class Patch:
 
     def find_owner(self) -> object:
         """Returns the owner; None where this version of Keras lacks it, or the function in it."""
-        module, _, kind = self.owner.partition(":")
-        try:
-            owner = importlib.import_module(module)
-        except ImportError:
-            return None
-        owner = getattr(owner, kind, None) if kind else owner
-        return owner if hasattr(owner, self.name) else None
+        for place in self.owner.split("|"):
+            module, _, kind = place.partition(":")
+            try:
+                owner = importlib.import_module(module)
+            except ImportError:
+                continue
+            owner = getattr(owner, kind, None) if kind else owner
+            if hasattr(owner, self.name):
+                return owner
+        return None
 
 
 def install(patches: Sequence[Patch]) -> None:

@@ -96,6 +96,7 @@ class EpochIterator(Protocol):
 
     data_adapter: object
     steps_per_epoch: int | None
+    steps_per_execution: int
     _num_batches: int | None
 
 

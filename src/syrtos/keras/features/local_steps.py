@@ -49,7 +49,7 @@ class LocalSteps(Feature):
     def patches(self) -> Sequence[Patch]:
         return [
             Patch(
-                "keras.src.trainers.trainer:Trainer",
+                "keras:Model",
                 "_get_metrics_result_or_logs",
                 self._meeting_at_end_of_epoch,
                 "It is called after an epoch's last batch, before the evaluation.",

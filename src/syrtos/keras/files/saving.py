@@ -26,7 +26,7 @@ _SAVED = "Variables that are split over processes are gathered where they are re
 
 # Around those of `patches`, which let one worker write.
 PATCHES = [
-    Patch("keras.src.models.model:Model", "export", _gather_around, _SAVED),
+    Patch("keras:Model", "export", _gather_around, _SAVED),
     Patch("keras.src.saving.saving_lib", "save_model", _gather_around, _SAVED),
     Patch("keras.src.saving.saving_lib", "save_weights_only", _gather_around, _SAVED),
     Patch("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _gather_around, _SAVED),

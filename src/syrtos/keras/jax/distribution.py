@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
-from keras.src.distribution import distribution_lib
+from keras import distribution as distribution_lib
 
 from syrtos import settings
 from syrtos.comm import world
@@ -21,6 +21,7 @@ from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
+    from keras.src.distribution.distribution_lib import Distribution
 
     from syrtos.keras.patching import Method
 
@@ -49,7 +50,7 @@ class AllDevices(distribution_lib.DataParallel):
         # Not Keras's own `__init__`, which asks for the devices at once: a script can configure JAX
         # until the first variable is made.
         self._auto_shard_dataset = False
-        self._batch_dim_name = distribution_lib.DEFAULT_BATCH_DIM_NAME
+        self._batch_dim_name = "batch"
         self._is_multi_process = True
 
     @functools.cached_property
@@ -70,7 +71,7 @@ class AllDevices(distribution_lib.DataParallel):
         return jax.process_index()
 
 
-def adopt(distribution: distribution_lib.Distribution | None) -> distribution_lib.Distribution:
+def adopt(distribution: Distribution | None) -> Distribution:
     """Returns the distribution that Keras is to use: a script's own, else one over all devices.
 
     Each process holds the whole batch, unless the script says that it has sharded the data set
@@ -91,7 +92,7 @@ def adopt(distribution: distribution_lib.Distribution | None) -> distribution_li
     return distribution
 
 
-def _check_devices(distribution: distribution_lib.Distribution) -> None:
+def _check_devices(distribution: Distribution) -> None:
     missing = {str(device) for device in distribution_lib.list_devices()} - set(
         map(str, distribution.device_mesh.devices.flat)
     )
@@ -268,7 +269,7 @@ def sharding_replicated_on(mesh: Mesh | AbstractMesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def _current() -> distribution_lib.Distribution:
+def _current() -> Distribution:
     # There is one since `keras3.apply_all`, but for the time in which `verifying` computes in one
     # process.
-    return cast("distribution_lib.Distribution", distribution_lib.distribution())
+    return cast("Distribution", distribution_lib.distribution())

@@ -147,18 +147,7 @@ def _results_before(model: keras.Model, state: State, logs: object) -> object:
         return finite.results_of_left_out_step(model, logs)
 
 
-def _telling(original: Method) -> Method:
-    def make_function(
-        self: keras.Model, step_function: Step, *args: object, **kwargs: object
-    ) -> Step:
-        return original(
-            self, functools.partial(_step_and_tell, self, step_function), *args, **kwargs
-        )
-
-    return make_function
-
-
-def _step_and_tell(
+def step_and_tell(
     model: keras.Model, step_function: Step, state: State, data: object
 ) -> tuple[object, State]:
     """Makes a step and tells the host what was found of its gradients.
@@ -189,14 +178,13 @@ def _step_and_tell(
     return logs, state
 
 
-_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
-_SCALING = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
-_TRAINER = "keras.src.backend.jax.trainer:JAXTrainer"
+_OPTIMIZER = "keras:Optimizer"
+_SCALING = "keras.optimizers:LossScaleOptimizer"
+_TRAINER = "keras:Model"
 _IN_PROGRAM = "XLA applies gradients inside of its program, which must leave them out itself."
 
 PATCHES = [
     Patch(_OPTIMIZER, "stateless_apply", _noting, "Where a step meets its gradients."),
     Patch(_SCALING, "stateless_apply", _without_notes, "It leaves out updates itself."),
     Patch(_TRAINER, "make_train_function", _making, _IN_PROGRAM),
-    Patch(_TRAINER, "_make_function", _telling, _IN_PROGRAM),
 ]

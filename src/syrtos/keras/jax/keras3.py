@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from keras.src.distribution import distribution_lib
 
-    from syrtos.keras.jax.types import Step
+    from syrtos.keras.jax.types import Step, Steps
+    from syrtos.keras.protocols import EpochIterator
 
 
 @functools.cache
@@ -106,18 +108,22 @@ def _train_on_batch(original: Method) -> Method:
 
 
 def _batches(original: Method) -> Method:
-    def get_iterator(self: jax_trainer.JAXEpochIterator) -> Iterator[object]:
+    def get_iterator(self: EpochIterator) -> Iterator[object]:
         stream = keras_internals.stream_of(self)
+        # Each class of adapters has a type of batches of its own.
+        adapter: Any = self.data_adapter
         if world.current().world.size == 1:
             if stream:
-                adapter: Any = (
-                    self.data_adapter
-                )  # each class of adapters has a type of batches of its own
-                adapter.get_jax_iterator = lambda: (data for _, data in stream.shares())
-            return original(self)
+                adapter.get_jax_iterator = lambda **_: (data for _, data in stream.shares())
+            # Keras 3.16 would give the batches of several steps as one.
+            steps, self.steps_per_execution = self.steps_per_execution, 1
+            try:
+                return original(self)
+            finally:
+                self.steps_per_execution = steps
         if stream:
             return batches.timed_batches(_planned_batches(stream))
-        compared = batches.compared_batches(self.data_adapter.get_jax_iterator(), step.check_sums)
+        compared = batches.compared_batches(adapter.get_jax_iterator(), step.check_sums)
         return batches.timed_batches(jax_trainer._distribute_data(batch) for batch in compared)
 
     return get_iterator
@@ -134,15 +140,25 @@ def _planned_batches(stream: Stream) -> Iterator[object]:
 
 
 def _meeting_steps(original: Method) -> Method:
+    # From Keras 3.16 on a step is given as it was written; before, it was compiled already.
+    compiles = "out_shardings" in inspect.signature(original).parameters
+
+    # In the original's place, which from 3.16 on compiles several steps in a call as one.
     def make_function(
-        self: keras.Model, step_function: Step, *args: object, **kwargs: object
-    ) -> Step:
-        together = step.make_timed(step_function)
+        self: keras.Model,
+        step_function: Step,
+        out_shardings: step.StateShardings = None,
+        concatenate_outputs: bool = False,
+    ) -> Steps:
+        if compiles and self.jit_compile and not self.run_eagerly:
+            step_function = step.compile_step(step_function, 0, out_shardings)
+        timed = step.make_timed(step_function)
+        together: Step = timed
         if world.current().options.verifies:
-            return original(
-                self, verifying.verify_first_call(self, together.raw, together), *args, **kwargs
-            )
-        return original(self, together, *args, **kwargs)
+            together = verifying.verify_first_call(self, timed.raw, timed)
+        if finite.is_asked():
+            together = functools.partial(finite_steps.step_and_tell, self, together)
+        return step.make_steps(together, self.steps_per_execution, concatenate_outputs)
 
     return make_function
 
@@ -209,10 +225,10 @@ _MEETING = "Workers that don't call the same are told so at once."
 _EQUAL = "Replicas compute with equal weights."
 _SAVED = "Variables that are split over processes are gathered where they are read, as for files."
 
-_INPUT = methods.input_of(f"{_TRAINER}:JAXTrainer", f"{_TRAINER}:JAXEpochIterator", _batches)
-_FIT = Patch(f"{_TRAINER}:JAXTrainer", "fit", methods.fit, _MEETING)
+_INPUT = methods.input_of(f"{_TRAINER}:JAXEpochIterator", _batches)
+_FIT = Patch("keras:Model", "fit", methods.fit, _MEETING)
 _STEPS = Patch(
-    f"{_TRAINER}:JAXTrainer",
+    "keras:Model",
     "_make_function",
     _meeting_steps,
     "Steps that are not compiled here, and those of one worker, meet and count too.",
@@ -226,11 +242,11 @@ PATCHES = [
     ),
     _STEPS,
     _FIT,
-    Patch(f"{_TRAINER}:JAXTrainer", "evaluate", methods.method, _MEETING),
-    Patch(f"{_TRAINER}:JAXTrainer", "predict", methods.method, _MEETING),
-    Patch(f"{_TRAINER}:JAXTrainer", "train_on_batch", _train_on_batch, _EQUAL),
-    Patch(f"{_TRAINER}:JAXTrainer", "test_on_batch", _on_batch, _EQUAL),
-    Patch(f"{_TRAINER}:JAXTrainer", "predict_on_batch", _on_batch, _EQUAL),
+    Patch("keras:Model", "evaluate", methods.method, _MEETING),
+    Patch("keras:Model", "predict", methods.method, _MEETING),
+    Patch("keras:Model", "train_on_batch", _train_on_batch, _EQUAL),
+    Patch("keras:Model", "test_on_batch", _on_batch, _EQUAL),
+    Patch("keras:Model", "predict_on_batch", _on_batch, _EQUAL),
     *_INPUT,
     Patch(
         "keras.src.backend.jax.distribution_lib",
@@ -245,14 +261,14 @@ PATCHES = [
         "The original exchanges in every assignment.",
     ),
     Patch(
-        "keras.src.distribution.distribution_lib",
+        "keras.distribution",
         "set_distribution",
         _adopting,
         "A script's own distribution is given whole batches too.",
         everywhere=True,
     ),
     Patch(
-        "keras.src.backend.common.global_state",
+        "keras.utils",
         "clear_session",
         _keeping_distribution,
         "It forgets the distribution: each worker would train alone.",
@@ -273,13 +289,17 @@ PATCHES = [
             "XLA exchanges the weights' gradients in each time step.",
         )
         for layer in (
-            "keras.src.layers.rnn.rnn:RNN",
-            "keras.src.layers.rnn.gru:GRU",
-            "keras.src.layers.rnn.lstm:LSTM",
+            "keras.layers:RNN",
+            "keras.layers:GRU",
+            "keras.layers:LSTM",
         )
     ),
-    Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _gathering_array, _SAVED),
+    Patch("keras:Variable", "__array__", _gathering_array, _SAVED),
     Patch(
-        "keras.src.backend.jax.core", "convert_to_numpy", _gathering_numpy, _SAVED, everywhere=True
+        "keras.src.backend.jax.core|keras.src.backend.jax.ops.core",
+        "convert_to_numpy",
+        _gathering_numpy,
+        _SAVED,
+        everywhere=True,
     ),
 ]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from keras.src.distribution import distribution_lib
+from keras import distribution as distribution_lib
 
 from syrtos.comm import world
 from syrtos.keras.features import sharding
@@ -17,6 +17,7 @@ from syrtos.keras.patching import Method, Patch
 
 if TYPE_CHECKING:
     import keras
+    from keras.src.distribution.distribution_lib import Distribution
 
 
 def _adding(original: Method) -> Method:
@@ -50,7 +51,7 @@ def _adding(original: Method) -> Method:
 
 
 def _split(
-    variable: keras.Variable, distribution: distribution_lib.Distribution
+    variable: keras.Variable, distribution: Distribution
 ) -> distribution_lib.TensorLayout | None:
     """Returns the layout of an optimizer's variable, split by one dimension over the devices.
 
@@ -76,7 +77,7 @@ def _devices(mesh: distribution_lib.DeviceMesh, axes: Sequence[str | None]) -> i
 
 PATCHES = [
     Patch(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer",
+        "keras:Optimizer",
         "add_variable_from_reference",
         _adding,
         "The original takes the layout of the model's variable, which is whole on each device.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import zlib
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,15 @@ from syrtos.keras.jax import distribution, joining, recurrent
 from syrtos.keras.jax.variables import await_arrays, gather_array, is_split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     from jax.sharding import Sharding
 
-    from syrtos.keras.jax.types import State, Step
+    from syrtos.keras.jax.types import State, Step, Steps
 
+    # Those of a step's outputs and of the state after it.
+    StateShardings = Sequence[Sequence[Sharding] | None] | None
     # The shape and the dtype of each leaf of a batch.
     Shapes = tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...]
 
@@ -33,8 +36,8 @@ _IN_FLIGHT = 2
 def compile_step(
     step: Step,
     donate_argnums: int | Sequence[int] | None = None,
-    out_shardings: Sequence[Sequence[Sharding] | None] | None = None,
-) -> Callable[..., object]:
+    out_shardings: StateShardings = None,
+) -> Step:
     """Compiles a step of a trainer in place of `jax.jit`, the script's own steps too.
 
     Uneven batches are split inside, and outputs (logs, predictions) are gathered: whole on each
@@ -77,6 +80,26 @@ def make_timed(function: Step) -> TimedStep:
         )
 
     return TimedStep(gather_outputs, function)
+
+
+def make_steps(step: Step, count: int, concatenates: bool) -> Steps:
+    """Returns a function that takes a state and an iterator of batches, and makes ``count`` steps.
+
+    It makes fewer where the data ends. Its outputs are those of the last step, or those of all
+    steps, where ``concatenates`` is true.
+    """
+
+    def make_them(state: State, iterator: Iterator[object]) -> tuple[object, State]:
+        outputs, state = step(state, next(iterator))
+        made = [outputs]
+        for data in itertools.islice(iterator, count - 1):
+            outputs, state = step(state, data)
+            made.append(outputs)
+        if concatenates and len(made) > 1:
+            outputs = jax.tree.map(lambda *parts: jax.numpy.concatenate(parts), *made)
+        return outputs, state
+
+    return make_them
 
 
 class TimedStep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -11,3 +11,5 @@ import jax
 State = tuple[Sequence[jax.Array], ...]
 # Takes a state and a batch; returns logs or outputs, and the state after it.
 Step = Callable[[State, object], tuple[object, State]]
+# Takes an iterator of batches in the place of a batch.
+Steps = Callable[[State, Iterator[object]], tuple[object, State]]

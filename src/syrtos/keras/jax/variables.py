@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding
-from keras.src.distribution import distribution_lib
+from keras import distribution as distribution_lib
 
 from syrtos.comm import world
 from syrtos.keras.backend import Backend

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 import numpy.typing as npt
+from keras import distribution as distribution_lib
 from keras.src.backend.common import global_state
-from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
 from syrtos.keras.jax import distribution

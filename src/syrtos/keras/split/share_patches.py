@@ -175,10 +175,10 @@ def _seed_by_rank(
 
 # -- what is replaced, and why -------------------------------------------------------------------------
 
-_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
-SCALING = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
+_OPTIMIZER = "keras:Optimizer"
+SCALING = "keras.optimizers:LossScaleOptimizer"
 _LOSS = "keras.src.losses.loss"
-_METRICS = "keras.src.metrics.reduction_metrics"
+_METRICS = "keras.metrics"
 _SAME = "An update is the same on all workers: its assignments need no exchange."
 _VALUE = (
     "A number without a weight is a value of the whole batch, e.g. a loss that a custom"
@@ -209,5 +209,5 @@ LOSSES = [
     Patch(f"{_METRICS}:Sum", "update_state", shares.counting_share, _VALUE),
 ]  # fmt: skip
 SEEDS = [
-    Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Workers have equal seeds, and draw other numbers for their rows."),
+    Patch("keras.random:SeedGenerator", "next", _seed_by_rank, "Workers have equal seeds, and draw other numbers for their rows."),
 ]  # fmt: skip

@@ -181,7 +181,7 @@ def compiled_program(
     return programs[key]
 
 
-_Optimizer = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+_Optimizer = "keras:Optimizer"
 
 PATCHES = [
     Patch(_Optimizer, "_apply_weight_decay", _deferring_decay, "It comes right before the update, and is compiled with it."),

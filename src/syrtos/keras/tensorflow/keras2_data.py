@@ -15,6 +15,7 @@ from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous
 from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import models, tf_internals
+from syrtos.keras.tensorflow.input import numbered_by_hand
 from syrtos.keras.tensorflow.input_policy import is_own_shard
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ def handler(original: Method) -> Method:
 
 
 def single_batch(original: Method) -> Method:
-    """Wraps `single_batch_iterator`: the batch of `train_on_batch` and its like becomes a share.
+    """Wraps `single_batch_iterator`: steps can cut the batch of `train_on_batch` and its like.
 
-    The share knows its number of samples.
+    Its sizes stay known, so that TensorFlow traces a step as often as in one process: a new trace
+    begins its random operations anew.
     """
 
     def single_batch_iterator(
@@ -62,13 +64,12 @@ def single_batch(original: Method) -> Method:
     ) -> object:
         if world.sharing().world.size == 1:
             return original(strategy, *args, **kwargs)
-        distribute = strategy.experimental_distribute_dataset
-        counting = types.SimpleNamespace(
-            experimental_distribute_dataset=lambda data: tf_internals.counted_pipeline(
-                distribute(data)
+        numbering = types.SimpleNamespace(
+            experimental_distribute_dataset=lambda data: data.map(
+                lambda *batch: numbered_by_hand(batch)
             )
         )
-        return original(counting, *args, **kwargs)
+        return original(numbering, *args, **kwargs)
 
     return single_batch_iterator
 

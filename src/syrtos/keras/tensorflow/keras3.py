@@ -12,8 +12,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as tf_trainer
 
 from syrtos.comm import world
 from syrtos.keras import fitting, keras_internals, patches, patching
@@ -152,7 +152,7 @@ def _is_stock(step: BatchStep, name: str) -> bool:
     """Returns whether a model's step is Keras's own."""
     # A step that is replaced while the model trains counts as the one that it replaces, which has
     # no `__func__`.
-    return getattr(step, "__func__", step) is getattr(tf_trainer.TensorFlowTrainer, name, None)
+    return getattr(step, "__func__", step) is getattr(keras.Model, name, None)
 
 
 def _make_predict_function(original: Method) -> Method:
@@ -267,7 +267,7 @@ def _noting_keras(original: Method) -> Method:
 
 # -- what is replaced, and why -----------------------------------------------------------------------------
 
-_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_TRAINER = "keras:Model"
 _LOSS = "keras.src.losses.loss"
 _REPLICAS = (
     "The original divides by replicas, also in a loop without `strategy.run`, in which nothing is"
@@ -278,7 +278,7 @@ _BY_HAND = "It takes a batch as it is, without a data set that could be split."
 OPTIMIZERS = [
     *share_patches.optimizers(_begin_equal_then_accumulate),
     Patch(
-        "keras.src.backend.tensorflow.optimizer:TFOptimizer",
+        "keras:Optimizer",
         "_all_reduce_sum_gradients",
         _reduced_already,
         "tf.distribute's own reduction comes after clipping; ours has been done.",
@@ -331,7 +331,7 @@ STRATEGY = [
     Patch(_LOSS, "scale_loss_for_distribution", common.only_in_strategy_run, _REPLICAS),
     Patch(_LOSS, "unscale_loss_for_distribution", common.only_in_strategy_run, _REPLICAS),
     Patch(
-        "keras.src.backend.tensorflow.core:Variable",
+        "keras:Variable",
         "_initialize",
         _noting_keras,
         "Who has made a variable says what becomes of it where workers train at their own pace.",

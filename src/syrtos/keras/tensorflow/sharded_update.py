@@ -236,7 +236,7 @@ def _gather_values(
     return ops.exchange(run, padded, [tensor.dtype for tensor in padded], ops.telling_of_sum())
 
 
-_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+_OPTIMIZER = "keras:Optimizer"
 
 PATCHES = [
     *sharding.PATCHES,

@@ -9,9 +9,11 @@ import contextlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import handle_data_util
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from syrtos.keras.tensorflow import tf_internals_graphs
 
@@ -163,8 +165,44 @@ def independent_of(
     return before, [*constants, *after]
 
 
+def make_counter() -> tf.Variable | None:
+    """Returns an int64 variable of this process that no function owns; None in a graph of TensorFlow 1."""
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return None
+        with tf.device("/cpu:0"):
+            # Not `tf.Variable`, which a function that was traced before refuses to make.
+            made = ResourceVariable(np.int64(0), trainable=False, name="counter")
+    return cast("tf.Variable", made)
+
+
+class CountedDraw(Protocol):
+    """A random operation that is to draw by a counter in a variable."""
+
+    def replace(self, node: Any) -> None:
+        """Changes the operation's node into one that draws by the counter."""
+        ...
+
+    def advance(self, drawn: tf.Tensor) -> None:
+        """Moves the counter on past what was drawn."""
+        ...
+
+
+class Counters(Protocol):
+    """The counters of a program's random operations."""
+
+    def replacing(
+        self, operations: Sequence[tf.Operation], inputs: dict[str, tf.Tensor]
+    ) -> Mapping[str, CountedDraw]:
+        """Returns the random operations with counters, by name; adds to the ``inputs`` of nodes."""
+        ...
+
+
 def copy_operations(
-    graph: TracedGraph, operations: Sequence[tf.Operation], found: Mapping[Any, tf.Tensor]
+    graph: TracedGraph,
+    operations: Sequence[tf.Operation],
+    found: Mapping[Any, tf.Tensor],
+    counters: Counters | None = None,
 ) -> list[tf.Tensor]:
     """Adds copies of operations to the current graph, all at once.
 
@@ -173,6 +211,7 @@ def copy_operations(
         operations: in topological order.
         found: tensors of the current graph, by references of those in ``graph`` that operations
             outside of ``operations`` make.
+        counters: those of random operations.
 
     Returns:
         The outputs of ``graph``.
@@ -186,6 +225,7 @@ def copy_operations(
     for operation in operations:
         outside = (tensor for tensor in operation.inputs if tensor.op.name not in names)
         inputs |= {tensor.name: current.capture(found[tensor.ref()]) for tensor in outside}
+    draws = counters.replacing(operations, inputs) if counters else {}
     for node in kept:
         # The others have run: this graph is a part of the one in which they are.
         own = [name for name in node.input if name[0] != "^" or name[1:] in names]
@@ -193,15 +233,23 @@ def copy_operations(
         node.input.extend(own)
         for name in _OF_ITS_GRAPH & set(node.attr):
             del node.attr[name]
+        if draw := draws.get(node.name):
+            draw.replace(node)
         definition.node.extend(_added_in_order(node) if adds_in_any_order(node) else [node])
     made = [output.name for output in graph.outputs if output.op.name in names]
+    names_made = [*made, *(f"{name}:0" for name in draws)]
     copied = iter(
-        tf.graph_util.import_graph_def(definition, input_map=inputs, return_elements=made, name="")
+        tf.graph_util.import_graph_def(
+            definition, input_map=inputs, return_elements=names_made, name=""
+        )
         or ()
     )
-    return [
+    outputs = [
         next(copied) if output.op.name in names else found[output.ref()] for output in graph.outputs
     ]
+    for draw, drawn in zip(draws.values(), copied, strict=True):
+        draw.advance(drawn)
+    return outputs
 
 
 def _added_in_order(node: Any) -> Iterator[Any]:

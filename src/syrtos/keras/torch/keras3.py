@@ -8,8 +8,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import keras
 import torch
-from keras.src.backend.torch import trainer as torch_trainer
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
@@ -37,7 +37,7 @@ from syrtos.records import read_record, record_of
 from syrtos.topology import check_servers
 
 if TYPE_CHECKING:
-    import keras
+    from syrtos.keras.protocols import EpochIterator
 
 # A step of Keras's trainer on torch, which takes a list of one batch.
 _Step = Callable[[list[object]], object]
@@ -129,7 +129,7 @@ def _time_update(original: Method) -> Method:
 
 
 def _batches(original: Method) -> Method:
-    def get_iterator(self: torch_trainer.TorchEpochIterator) -> Iterator[object]:
+    def get_iterator(self: EpochIterator) -> Iterator[object]:
         session = world.sharing()
         if stream := keras_internals.stream_of(self):
             return batches.timed_batches(rows.planned_shares(stream))
@@ -181,7 +181,7 @@ def _making(name: str, make_step: Callable[[keras.Model, _Step], _Step]) -> Meth
 
 
 def _training(model: keras.Model, function: _Step) -> _Step:
-    on_share = _with_logs(model, function, torch_trainer.TorchTrainer.train_step, training=True)
+    on_share = _with_logs(model, function, keras.Model.train_step, training=True)
 
     def train(data: list[object]) -> object:
         workers = registry.session_of_step(world.sharing(), training=True)
@@ -192,7 +192,7 @@ def _training(model: keras.Model, function: _Step) -> _Step:
 
 
 def _testing(model: keras.Model, function: _Step) -> _Step:
-    return _with_logs(model, function, torch_trainer.TorchTrainer.test_step, training=False)
+    return _with_logs(model, function, keras.Model.test_step, training=False)
 
 
 def _with_logs(model: keras.Model, function: _Step, stock: Method, training: bool) -> _Step:
@@ -217,7 +217,7 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
 
 
 def _predicting(model: keras.Model, function: _Step) -> _Step:
-    stock = getattr(model.predict_step, "__func__", None) is torch_trainer.TorchTrainer.predict_step
+    stock = getattr(model.predict_step, "__func__", None) is keras.Model.predict_step
     of_first = TorchFunction(model, world.sharing(), "predict_step", stock)
 
     def finish(scope: step.TorchStep, outputs: object) -> object:
@@ -303,10 +303,10 @@ def _noting_read(original: object) -> property:
 
 
 _UPDATE = "_backend_update_step"
-_TRAINER = "keras.src.backend.torch.trainer:TorchTrainer"
+_TRAINER = "keras:Model"
 _ITERATOR = "keras.src.backend.torch.trainer:TorchEpochIterator"
-_VARIABLE = "keras.src.backend.torch.core:Variable"
-_BATCHNORM = "keras.src.layers.normalization.batch_normalization:BatchNormalization"
+_VARIABLE = "keras:Variable"
+_BATCHNORM = "keras.layers:BatchNormalization"
 _MEETING = "Workers that don't call the same are told so at once."
 _EQUAL = "Replicas compute with equal weights."
 _SHARE = "Where a step of Keras's own or of the script's meets its batch, which becomes a share."
@@ -314,7 +314,7 @@ _TIMED = "Its time is counted apart."
 _STATE = "What a step assigns is made equal on all workers, before it is read again."
 
 OPTIMIZERS = [
-    Patch("keras.src.optimizers.base_optimizer:BaseOptimizer", _UPDATE, _time_update, _TIMED),
+    Patch("keras:Optimizer", _UPDATE, _time_update, _TIMED),
     Patch(
         "keras.src.backend.torch.optimizers.torch_parallel_optimizer:TorchParallelOptimizer",
         _UPDATE,
@@ -332,7 +332,7 @@ TRAINER = [
     Patch(_TRAINER, "train_on_batch", _train_on_batch, _EQUAL),
     Patch(_TRAINER, "test_on_batch", _on_batch, _EQUAL),
     Patch(_TRAINER, "predict_on_batch", _on_batch, _EQUAL),
-    *methods.input_of(_TRAINER, _ITERATOR, _batches),
+    *methods.input_of(_ITERATOR, _batches),
 ]
 VARIABLES = [
     Patch(_VARIABLE, "_direct_assign", _noting_assign, _STATE),

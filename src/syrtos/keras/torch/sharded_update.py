@@ -6,10 +6,9 @@ The other workers' parts are gathered into it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+import keras
 import torch
-from keras.src.backend.torch.core import Variable
 
 from syrtos.keras.features import sharding
 from syrtos.keras.features.sharding import Sharding
@@ -18,11 +17,8 @@ from syrtos.keras.patching import Method, Patch
 from syrtos.keras.torch import ops
 from syrtos.keras.trainer import timing
 
-if TYPE_CHECKING:
-    import keras
 
-
-class _ParameterSlice(sharding.PartStandIn, Variable):
+class _ParameterSlice(sharding.PartStandIn, keras.Variable):
     """A stand-in for a variable in an optimizer's update.
 
     It is a view of this worker's part of the variable's memory.
@@ -105,7 +101,7 @@ def _gather(found: Sharding, variables: Sequence[keras.Variable]) -> None:
                 tensors[i].copy_(ops.tensor_of(array, tensors[i]).view(tensors[i].shape))
 
 
-_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_OPTIMIZER = "keras:Optimizer"
 _TORCH = "keras.src.backend.torch.optimizers"
 _PARALLEL = f"{_TORCH}.torch_parallel_optimizer:TorchParallelOptimizer"
 _UPDATE = "What changes variables, after gradients are reduced and clipped."

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, Protocol, cast
 
+import keras
+
 from syrtos.comm import world
 from syrtos.keras import fitting, keras_internals
 from syrtos.keras.datasets import batches
@@ -112,16 +114,20 @@ def _symbolic_build(original: Method) -> Method:
     return symbolic_build
 
 
-def input_of(trainer: str, iterator: str, batches_of: Callable[[Method], Method]) -> list[Patch]:
+def input_of(iterator: str, batches_of: Callable[[Method], Method]) -> list[Patch]:
     """Returns the patches of where a trainer gets its batches.
 
     Args:
-        trainer: the name of its class.
         iterator: the name of its iterator's class.
         batches_of: wraps the method that makes the batches.
     """
     return [
         Patch(iterator, "__init__", epoch_iterator, "Workers compare the lengths of their data; planned data sets have shares of their own."),
-        Patch(trainer, "_symbolic_build", _symbolic_build, "The original draws a batch; of a planned data set that is a share."),
+        *(
+            Patch("keras:Model", name, _symbolic_build, "The original draws a batch; of a planned data set that is a share.")
+            # Where there is a second one, on JAX from Keras 3.16 on, it draws the batch.
+            for name in ("_symbolic_build", "_maybe_symbolic_build")
+            if hasattr(keras.Model, name)
+        ),
         Patch(iterator, "_get_iterator", batches_of, "Workers compare what they read."),
     ]  # fmt: skip

@@ -6,6 +6,7 @@ dropped, and the process goes on.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import select
@@ -88,6 +89,13 @@ def _stream_like(descriptor: int, before: TextIO | None, errors: str | None) -> 
         line_buffering=before.line_buffering,
         write_through=before.write_through,
     )
+
+
+def flush() -> None:
+    """Passes on the output that is still in buffers; a script may have closed them, or set None."""
+    for name in _NAMES.values():
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            getattr(sys, name).flush()
 
 
 def describe_loss() -> str:

@@ -79,8 +79,7 @@ class WorkerLog:
 
     def close(self) -> None:
         """Passes on all output so far; what follows goes to where it went before the log."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        streams.flush()
         os.dup2(self._control, 1)
         os.dup2(self._control, 2)
         for tee in self._tees:

@@ -25,6 +25,7 @@ from syrtos.launch.processes import deferred_imports, leftovers, standard_input
 from syrtos.launch.program import Program, parse
 from syrtos.launch.remote import tasks
 from syrtos.launch.spec import new_run_dir
+from syrtos.launch.terminal import streams
 from syrtos.launch.worker import (
     heartbeat,
     interpreters,
@@ -360,7 +361,7 @@ class _WorkerProcess:
                 f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in"
                 f" {self._log.path if self._log else 'no log'}\n"
             )
-        sys.stderr.flush()
+        streams.flush()
         os.write(self._control, text.encode(errors="replace"))
 
     def _report_stall(self, text: str) -> None:
@@ -390,7 +391,7 @@ class _WorkerProcess:
         from syrtos.comm import world
 
         if self._is_forked():
-            sys.stdout.flush()
+            streams.flush()
             _exit(code)
         if world.is_initialized():
             _session().ledger.close()
@@ -421,8 +422,7 @@ class _WorkerProcess:
 
     def _close_log(self) -> None:
         if self._log is None:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            streams.flush()
         else:
             self._log.close()
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition import tensor_lists
+from syrtos.keras.tensorflow.partition.draw_counters import DrawCounters
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
@@ -34,6 +35,7 @@ class Emitter:
         share: this worker's rows.
         exchanges: the other workers.
         report: what is noted of the program.
+        counters: those of the program's random operations; None where each keeps its own.
         variances: those that were exchanged with their means, by the operations that take them.
     """
 
@@ -42,6 +44,7 @@ class Emitter:
         self.exchanges = exchanges
         self.report = report
         self.variances: dict[tf.Operation, Value] = {}
+        self.counters: DrawCounters | None = None
         # The operation that was added last.
         self.made: tf.Operation | None = None
         # Whether sums of partial and of whole values stay partial: in a loop, which would reduce

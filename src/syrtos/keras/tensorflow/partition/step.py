@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
 from syrtos.keras.tensorflow.input_comparison import compare_numbered
 from syrtos.keras.tensorflow.partition import error_lines
+from syrtos.keras.tensorflow.partition.draw_counters import DrawCounters
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges, WorkerExchanges
 from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
@@ -146,6 +148,7 @@ class PartitionedStep:
         captured = [Value(outside) for outside, _ in graph.captures]
         exchanges = WorkerExchanges(self._session, rows.share)
         partitioner = self._partitioner(rows.share, exchanges, self.report, program.gradients)
+        partitioner.counters = program.counters
         if rows.is_always_split:
             self._note(rows)
             run = GraphRun(partitioner, graph, [*rows.split(), *captured])
@@ -192,7 +195,10 @@ class PartitionedStep:
             given = zip(of_batch, rows.whole_tensors(), strict=True)
             found = first.tensors() | {tensor.ref(): whole for tensor, whole in given}
             waiting = [op for op in after if op.type != "Placeholder"]
-            return tf_internals_emission.copy_operations(graph, waiting, found) or [tf.constant(0)]
+            copied = tf_internals_emission.copy_operations(
+                graph, waiting, found, partitioner.counters
+            )
+            return copied or [tf.constant(0)]
 
         self._note(rows)
         made = tf.cond(rows.can_be_split(), split, whole)
@@ -271,11 +277,16 @@ class TracedStep:
         gradients: the variables whose gradients an optimizer takes, by the references of these
             tensors.
         makes_updates: whether an optimizer makes an update in it.
+        counters: those of its random operations.
     """
 
     concrete: Any
     gradients: Mapping[Any, object]
     makes_updates: bool
+
+    @functools.cached_property
+    def counters(self) -> DrawCounters:
+        return DrawCounters(self.concrete.graph)
 
 
 # A gradient that a script has clipped or scaled, or to which a penalty of weights was added.

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition import sizes
+from syrtos.keras.tensorflow.partition.draw_counters import (
+    PHILOX,
+    STATELESS,
+    DrawCounter,
+    draw_stateless,
+)
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule, types
 from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
@@ -34,7 +41,9 @@ _SKIPPING = (
     "StatelessRandomNormalV2",
     "StatelessRandomUniformIntV2",
 )
-_PHILOX = (1, 3)
+_PHILOX = (PHILOX, 3)
+# Draws numbers, given a shape and the counter to begin at.
+_Draw = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @rule(*DRAWS)
@@ -45,10 +54,36 @@ def draw(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value]
         return None
     dims = tuple(shape.ravel())
     each = emitter.share.each_of(dims[0])
+    if emitter.counters and (generator := emitter.counters.of(op)):
+        return [_draw_counted(emitter, op, values, dims, generator)]
     if each and _can_skip(emitter, op, values, dims):
-        return _draw_rows(emitter, op, values, dims, each)
+        inputs = [value.tensor for value in values]
+
+        def make(shape: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+            shape = tf.cast(shape, inputs[0].dtype)
+            return emitter.emit(op, [shape, inputs[1], counter, *inputs[3:]])[0]
+
+        return [_draw_rows(emitter, make, inputs[2], op.outputs[0].dtype, dims, each)]
     (tensor,) = emitter.emit(op, [emitter.whole(value) for value in values])
     return [emitter.spread(tensor, dims)]
+
+
+def _draw_counted(
+    emitter: Emitter, op: tf.Operation, values: list[Value], dims: Any, generator: DrawCounter
+) -> Value:
+    """Draws by a counter that other branches of the program draw on by."""
+    shape, *bounds = [emitter.whole(value) for value in values]
+    key, counter = generator.begin()
+    dtype, kind = op.outputs[0].dtype, STATELESS[op.type]
+
+    def make(shape: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+        return draw_stateless(kind, shape, key, counter, bounds, dtype)
+
+    generator.advance(counter, tf.reduce_prod(shape))
+    each = emitter.share.each_of(dims[0])
+    if each and kind in _SKIPPING and isinstance(sizes.product(dims[1:]), int):
+        return _draw_rows(emitter, make, counter, dtype, dims, each)
+    return emitter.spread(make(shape, counter), dims)
 
 
 def _can_skip(emitter: Emitter, op: tf.Operation, values: list[Value], dims: Any) -> bool:
@@ -60,12 +95,12 @@ def _can_skip(emitter: Emitter, op: tf.Operation, values: list[Value], dims: Any
 
 
 def _draw_rows(
-    emitter: Emitter, op: tf.Operation, values: list[Value], dims: Any, each: int
-) -> list[Value]:
+    emitter: Emitter, make: _Draw, counter: tf.Tensor, dtype: tf.DType, dims: Any, each: int
+) -> Value:
     """Draws this worker's rows alone, by a counter that has skipped those before."""
     row = sizes.product(dims[1:])
     assert isinstance(row, int)
-    rows, dtype = RowPlacement(0, each), op.outputs[0].dtype
+    rows = RowPlacement(0, each)
     # Salmon et al. 2011: each count of Philox gives four numbers of 32 bits, or two of 64.
     group = 2 if dtype.size == 8 else 4
     start, count = emitter.share.bounds(rows)
@@ -73,13 +108,10 @@ def _draw_rows(
     skipped = first // group
     before = tf.cast(first - skipped * group, tf.int32)
     length = tf.cast(count, tf.int32) * row
-    inputs = [value.tensor for value in values]
-    inputs[0] = tf.cast(tf.stack([before + length]), values[0].tensor.dtype)
-    inputs[2] = skip(values[2].tensor, skipped)
-    (flat,) = emitter.emit(op, inputs)
+    flat = make(tf.stack([before + length]), skip(counter, skipped))
     mine = tf.slice(flat, [before], [length])
     local = tf.concat([[tf.cast(count, tf.int32)], np.asarray(dims[1:], np.int32)], 0)
-    return [Value(tf.reshape(mine, local), rows, dims=dims)]
+    return Value(tf.reshape(mine, local), rows, dims=dims)
 
 
 def skip(counter: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,136 @@
+"""Counters of the random operations of a program, which all its branches draw on by.
+
+An operation such as `RandomUniform` keeps the counter of its generator in its kernel, one for each
+graph that it is copied to. In a program that computes some batches on rows and others whole, each
+branch would draw the numbers that the other has drawn. Here the counter is a variable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.keras.tensorflow import tf_internals_emission
+
+PHILOX = 1  # TensorFlow's number of the algorithm
+# The same draws without a counter of their own, and the types of their inputs after the shape.
+STATELESS = {
+    "RandomUniform": "StatelessRandomUniformV2",
+    "RandomStandardNormal": "StatelessRandomNormalV2",
+    "TruncatedNormal": "StatelessTruncatedNormalV2",
+    "RandomUniformInt": "StatelessRandomUniformIntV2",
+}
+# Kernels leave so many counts free for each number: some distributions take a varying number of
+# them (`random_op.cc`, `GuardedPhiloxRandom::ReserveRandomOutputs`).
+_RESERVED = 256
+# Inputs of the draws without a counter of their own, after the shape.
+_INPUTS = ("key", "counter", "algorithm")
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawCounter:
+    """The generator of one random operation.
+
+    Attributes:
+        seed, seed2: the operation's.
+        drawn: int64 variable: how many counts were used.
+    """
+
+    seed: int
+    seed2: int
+    drawn: tf.Variable
+
+    def begin(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the key, uint64 of shape (1,), and the counter, of shape (2,), of the next draw."""
+        # As `PhiloxRandom(seed, seed2)` begins: the first is the key, the second counts above.
+        key, high = (
+            tf.constant(np.array([each], np.int64).view(np.uint64))
+            for each in (self.seed, self.seed2)
+        )
+        return key, tf.concat([tf.cast(self.drawn.read_value()[tf.newaxis], tf.uint64), high], 0)
+
+    def advance(self, counter: tf.Tensor, numbers: Any) -> None:
+        """Moves on past a draw of so many numbers, which began at ``counter``."""
+        used = tf.cast(numbers, tf.int64) * _RESERVED
+        self.drawn.assign(tf.cast(counter[0], tf.int64) + used, read_value=False)
+
+
+class DrawCounters:
+    """The counters of one traced program, which must live as long as it."""
+
+    def __init__(self, graph: object) -> None:
+        """``graph``: that of the program."""
+        self._graph = graph
+        self._found: dict[str, DrawCounter] = {}
+
+    def of(self, op: tf.Operation) -> DrawCounter | None:
+        """Returns the counter of a random operation; None where it keeps its own.
+
+        It does in functions inside of the program, without seeds, and in graphs of TensorFlow 1.
+        """
+        if op.type not in STATELESS or op.graph is not self._graph:
+            return None
+        seed, seed2 = (int(op.get_attr(name)) for name in ("seed", "seed2"))
+        if not seed and not seed2:
+            return None
+        if op.name not in self._found:
+            drawn = tf_internals_emission.make_counter()
+            if drawn is None:
+                return None
+            self._found[op.name] = DrawCounter(seed, seed2, drawn)
+        return self._found[op.name]
+
+    def replacing(
+        self, operations: Sequence[tf.Operation], inputs: dict[str, tf.Tensor]
+    ) -> dict[str, _CopiedDraw]:
+        """Returns the operations that have counters, by name; adds to the ``inputs`` of nodes."""
+        found: dict[str, _CopiedDraw] = {}
+        for op in operations:
+            if (generator := self.of(op)) is not None:
+                key, counter = generator.begin()
+                given = (key, counter, tf.constant(PHILOX))
+                inputs |= {f"{op.name}/{name}:0": t for name, t in zip(_INPUTS, given, strict=True)}
+                found[op.name] = _CopiedDraw(generator, counter)
+        return found
+
+
+def draw_stateless(
+    kind: str,
+    shape: tf.Tensor,
+    key: tf.Tensor,
+    counter: tf.Tensor,
+    bounds: Sequence[tf.Tensor],
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """Draws by an operation of `STATELESS`; ``bounds``: the least integer, and that above them."""
+    given = dict(zip(("minval", "maxval"), bounds, strict=False)) or {"dtype": dtype}
+    make: Any = getattr(tf.raw_ops, kind)
+    return make(shape=shape, key=key, counter=counter, alg=PHILOX, **given)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CopiedDraw:
+    """A random operation in a copied graph, which is to draw by a counter."""
+
+    generator: DrawCounter
+    counter: tf.Tensor
+
+    def replace(self, node: Any) -> None:
+        shape, *bounds = [name for name in node.input if name[0] != "^"]
+        waits = [name for name in node.input if name[0] == "^"]
+        own = [f"{node.name}/{name}" for name in _INPUTS]
+        del node.input[:]
+        node.input.extend([shape, *own, *bounds, *waits])
+        dtype = node.attr["Tout" if bounds else "dtype"].type
+        kind = node.attr["T"].type
+        node.op = STATELESS[node.op]
+        for name in ("seed", "seed2", "Tout", "T", "dtype"):
+            node.attr.pop(name, None)
+        node.attr["dtype"].type, node.attr["Tshape"].type = dtype, kind
+
+    def advance(self, drawn: tf.Tensor) -> None:
+        self.generator.advance(self.counter, tf.size(drawn))
