@@ -98,6 +98,12 @@ def _choose_backend(backend: str | None) -> None:
     if backend and "KERAS_BACKEND" not in os.environ:
         os.environ["KERAS_BACKEND"] = backend
         print(f"syrtos: KERAS_BACKEND={backend}, as when the run was started", file=sys.stderr)
+    elif backend not in (None, given := os.environ.get("KERAS_BACKEND")):
+        print(
+            f"syrtos: the run was started with KERAS_BACKEND={backend}, and goes on with {given}: its"
+            f" snapshots can be read with {backend} alone",
+            file=sys.stderr,
+        )
 
 
 def _resized_spec(spec: Spec, chosen: argparse.Namespace) -> Spec:

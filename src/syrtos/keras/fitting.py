@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from syrtos.comm import world
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras import backend, keras_internals
+from syrtos.keras.datasets.checksums import checksum_of
 from syrtos.keras.features import registry
 
 if TYPE_CHECKING:
@@ -171,6 +174,36 @@ def agree_on_length(mine: int | None, own_shard: bool = False) -> int | None:
 
 def _batches(count: float) -> str:
     return "unknown" if count < 0 else f"{int(count)} batches"
+
+
+class _OwnData:
+    """Whether the first data of this process's own, which it trains on, was looked at."""
+
+    def __init__(self, _session: Session) -> None:
+        self.was_seen = False
+
+
+def vote_with_first_row(comm: Communicator, row: Iterable[Array] | None) -> list[float]:
+    """Asks which workers have data, where each has its own; says so if it is equal.
+
+    Args:
+        comm: the workers.
+        row: the first row of this worker's first batch, an array for each leaf; None: it has none.
+
+    Returns:
+        A number for each rank that is 0 where that has no batch.
+    """
+    votes = comm.agree("more input?", 0.0 if row is None else 1.0 + checksum_of(row))
+    seen = world.part(_OwnData)
+    if comm.size > 1 and votes[0] and len(set(votes)) == 1 and not (seen.was_seen or comm.rank):
+        print(
+            "syrtos: each worker reads batches of its own, and all have read the same first row:"
+            " they seem to train on the same samples. Let each read its part"
+            " (`x[syrtos.rank() :: syrtos.size()]`), or leave `--batch per-worker` out.",
+            file=sys.stderr,
+        )
+    seen.was_seen = True
+    return votes
 
 
 def check_same_data(checksums: list[float], batch: int) -> None:

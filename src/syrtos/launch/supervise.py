@@ -44,7 +44,7 @@ def supervise(
 ) -> Outcome:
     """Starts the plan and waits for its end.
 
-    SIGINT and SIGTERM (also for SIGUSR1) are passed to the scripts, which have ``grace`` seconds; a
+    SIGINT and SIGTERM (also for what schedulers send) are passed to the scripts, which have ``grace`` seconds; a
     second signal kills at once.
 
     Args:

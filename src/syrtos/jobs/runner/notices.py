@@ -31,6 +31,14 @@ def of(job: Job) -> Iterator[str]:
         )
     if ignored := [name for name in _WITHOUT_EFFECT if job.request.get(name)]:
         yield f"syrtos: recorded, and without effect here: {', '.join(ignored)}"
+    pipes = [channel.name for channel in job.channels if channel.mode == "Pipe"]
+    if pipes and job.distribution.per_host > 1:
+        yield (
+            f"syrtos: each instance has {job.distribution.per_host} processes, and one stream of"
+            f" each Pipe channel ({', '.join(pipes)}): processes that read the same one tear its"
+            " records apart, here and on SageMaker. Read it in one process of each instance, or"
+            " give each process a channel of its own."
+        )
     # instances that run copies of a command that syrtos does not know
     if job.unconnected:
         yield (

@@ -235,6 +235,12 @@ def split_rows(data: object) -> object:
     )
 
 
+def has_even_rows(data: object) -> bool:
+    """Returns whether the rows of each leaf of a batch can be split evenly over the devices."""
+    devices = _current().device_mesh.backend_mesh.shape[_current().batch_dim_name]
+    return all(leaf.shape[0] % devices == 0 for leaf in jax.tree.leaves(data) if leaf.ndim)
+
+
 def rows_sharding() -> NamedSharding | None:
     """Returns the sharding of an array whose rows are split over all devices.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
-from jax.core import Tracer
 from keras.src.backend.jax import trainer as jax_trainer
 
 from syrtos.comm import world
@@ -25,6 +24,7 @@ from syrtos.keras.jax import (
     joining,
     recurrent,
     sharded_update,
+    sorting,
     step,
     verifying,
 )
@@ -59,6 +59,7 @@ def apply_all() -> None:
     joining.join()
     # Only now: a feature of another package may use JAX.
     patching.install([*_of_features(), *PATCHES, *patches.PATCHES, *saving.PATCHES])
+    patching.replace_everywhere(jax.lax, "sort", sorting.sort_whole)
     # Sets one over all devices: see `_adopting`.
     keras.distribution.set_distribution(None)
     session.ledger.say(exchange="compiled")
@@ -205,21 +206,6 @@ def _gathering_numpy(original: Method) -> Method:
     return convert_to_numpy
 
 
-def _shuffling_whole(original: Method) -> Method:
-    """Wraps Keras's `shuffle`: each device sorts all rows of an array, inside a compiled step."""
-
-    def shuffle(x: jax.Array, axis: int = 0, seed: object = None) -> jax.Array:
-        if not (isinstance(x, Tracer) and x.ndim and distribution.is_distributed()):
-            return original(x, axis, seed)
-        whole = distribution.replicated_sharding()
-        # The result too: XLA would else split the sorting as what it is used for.
-        return jax.lax.with_sharding_constraint(
-            original(jax.lax.with_sharding_constraint(x, whole), axis, seed), whole
-        )
-
-    return shuffle
-
-
 _TRAINER = "keras.src.backend.jax.trainer"
 _MEETING = "Workers that don't call the same are told so at once."
 _EQUAL = "Replicas compute with equal weights."
@@ -273,12 +259,6 @@ PATCHES = [
         _keeping_distribution,
         "It forgets the distribution: each worker would train alone.",
         everywhere=True,
-    ),
-    Patch(
-        "keras.src.backend.jax.random",
-        "shuffle",
-        _shuffling_whole,
-        "XLA ends the process where it sorts along rows that it has split (JAX 0.10).",
     ),
     # GRU's and LSTM's have loops of their own.
     *(

@@ -13,7 +13,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
-from syrtos.keras.jax import distribution, joining, recurrent
+from syrtos.keras.jax import distribution, joining, recurrent, sorting
 from syrtos.keras.jax.variables import await_arrays, gather_array, is_split
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def compile_step(
 
     def on_all_devices(state: State, data: object) -> tuple[object, State]:
         with recurrent.tracing_step():
-            return step(state, distribution.split_rows(data))
+            return step(state, sorting.rows_for(step, state, data))
 
     replicated = distribution.replicated_sharding()
     # Keras has no shardings for variables that the step is yet to make, as those of a metric that

@@ -17,7 +17,7 @@ from keras import distribution as distribution_lib
 from keras.src.backend.common import global_state
 
 from syrtos.comm import world
-from syrtos.keras.jax import distribution
+from syrtos.keras.jax import distribution, sorting
 from syrtos.keras.jax.variables import gather_array
 from syrtos.keras.replica import state
 from syrtos.keras.split import comparison
@@ -68,7 +68,7 @@ def _compare(model: keras.Model, raw: Step, before: State, data: object) -> None
         one = jax.jit(lambda *given: step(*given))(*local)
 
     def on_all(state_before: State, rows: object) -> Results:
-        return step(state_before, distribution.split_rows(rows))
+        return step(state_before, sorting.rows_for(step, state_before, rows))
 
     together = jax.jit(on_all, out_shardings=distribution.replicated_sharding())(before, data)
     session = world.sharing()

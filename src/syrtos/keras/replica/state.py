@@ -236,7 +236,9 @@ def identity(variable: FrameworkVariable) -> int:
 
 def name_of(variable: NamedVariable) -> str:
     """Returns the name by which a person knows a variable."""
-    return getattr(variable, "path", variable.name)
+    # Among the weights of lookup layers of Keras 2 is a table, which has no name.
+    path = getattr(variable, "path", None)
+    return path or getattr(variable, "name", type(variable).__name__)
 
 
 def dtype_name(variable: FrameworkVariable) -> str:

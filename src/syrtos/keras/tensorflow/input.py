@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
+from syrtos.keras import fitting
 from syrtos.keras.tensorflow import (
     reproducible,
     tf_internals,
@@ -362,9 +363,12 @@ def _vote(
 
     def vote(number: Array, mine: Array, *leaves: Array) -> list[Array]:
         with world.remembering_errors():
-            votes = comm.agree("more input?", float(mine))
-            if number == 0 and 0 < sum(votes) < len(votes):
-                leaves = _broadcast_row(comm, leaves, votes.index(1.0))
+            if number == 0:
+                votes = fitting.vote_with_first_row(comm, leaves if mine else None)
+                if any(votes) and not all(votes):
+                    leaves = _broadcast_row(comm, leaves, _first_that_has_data(votes))
+            else:
+                votes = comm.agree("more input?", float(mine))
         return [np.asarray(sum(votes) > 0), *leaves]
 
     flat = tf.nest.flatten(row)
@@ -375,6 +379,10 @@ def _vote(
         tf.ensure_shape(leaf, [1, *old.shape[1:]]) for leaf, old in zip(given, flat, strict=True)
     ]
     return tf.ensure_shape(left, []), tf.nest.pack_sequence_as(row, same)
+
+
+def _first_that_has_data(votes: Sequence[float]) -> int:
+    return next(rank for rank, vote in enumerate(votes) if vote)
 
 
 def _broadcast_row(comm: Communicator, leaves: tuple[Array, ...], root: int) -> tuple[Array, ...]:

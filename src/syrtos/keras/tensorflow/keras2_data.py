@@ -46,7 +46,10 @@ def handler(original: Method) -> Method:
             self._dataset = tf_internals.counted_pipeline(self._dataset)
         dataset = args[0] if args else kwargs.get("x")
         self._inferred_steps = fitting.agree_on_length(self._inferred_steps, is_own_shard(dataset))
-        if world.current().world.size > 1:
+        options = world.current().options
+        # Before the first step: to keep them, or to give them to servers. Else the first step
+        # builds the model, as in one process: its names depend on that.
+        if options.sync_every or options.servers:
             _build(kwargs.get("model"), self._dataset.element_spec)
 
     return init

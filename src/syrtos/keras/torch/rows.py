@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.communicator import share_of as bounds_of
 from syrtos.comm.world import Session
+from syrtos.keras import fitting
 from syrtos.keras.datasets.planned import Stream
 
 
@@ -89,21 +90,33 @@ def planned_shares(stream: Stream) -> Iterator[TorchShare]:
 def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[object]:
     """Yields this worker's batches, then a row that does not count until all workers run out."""
     row: object = None
+    is_first = True
     while True:
         batch = next(own, None)
         # The others exchange in each step: a worker that has run out must take part in theirs.
-        votes = comm.agree("more input?", float(batch is not None))
+        if is_first:
+            votes = fitting.vote_with_first_row(comm, _first_row(batch))
+            is_first = False
+        else:
+            votes = comm.agree("more input?", float(batch is not None))
         if not any(votes):
             return
         if not all(votes) and any(
             comm.agree("a worker had no batch at all?", float(batch is None and row is None))
         ):
-            row = _broadcast_row(comm, batch, votes.index(1.0))
+            row = _broadcast_row(comm, batch, next(r for r, vote in enumerate(votes) if vote))
         if batch is not None:
             row = keras.tree.map_structure(keras.ops.copy, _rows(batch, 0, 1))
         # `share_of` knows by this identity that the row does not count.
         world.part(_Idle).row = row if batch is None else None
         yield row if batch is None else batch
+
+
+def _first_row(batch: object) -> list[Array] | None:
+    """Returns the first row of each leaf of a batch; None without a batch."""
+    if batch is None:
+        return None
+    return [np.asarray(leaf) for leaf in keras.tree.flatten(_rows(batch, 0, 1))]
 
 
 def _broadcast_row(comm: Communicator, batch: object, root: int) -> object:

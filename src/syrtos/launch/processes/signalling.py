@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
+# By these schedulers ask for the end of a job before its time limit: Slurm's `--signal=USR1@120`,
+# Grid Engine's `-notify`, LSF.
+_OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
 # not loaded after a fork: another thread may have held the loader's lock
 _LIBC = ctypes.CDLL(None)
 
@@ -49,7 +52,7 @@ def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         answer(number)
 
-    wanted = filter(is_wanted, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1))
+    wanted = filter(is_wanted, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_OF_SCHEDULERS))
     before = {number: signal.signal(number, on_signal) for number in wanted}
     try:
         yield
@@ -60,8 +63,7 @@ def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
 
 def stop_signal(number: int) -> int:
     """Returns the signal that scripts get where a launcher has got the one of this number."""
-    # Slurm's `--signal=USR1@120` asks for the end of a job before its time limit.
-    return signal.SIGTERM if number == signal.SIGUSR1 else number
+    return signal.SIGTERM if number in _OF_SCHEDULERS else number
 
 
 def terminate() -> None:
