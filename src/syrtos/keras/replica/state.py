@@ -115,7 +115,8 @@ def optimizers_of(model: Model) -> list[Optimizer]:
 def variables_in(model: Layer) -> list[Variable]:
     """Returns a model's variables; none before it is built, when Keras 2 refuses to list them."""
     try:
-        return [*model.variables]
+        # Among those of Keras 2 are tables of lookup layers.
+        return [v for v in model.variables if hasattr(v, "shape")]
     except ValueError:
         return []
 

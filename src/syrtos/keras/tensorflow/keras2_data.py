@@ -16,7 +16,7 @@ from syrtos.keras.features import asynchronous
 from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import models, tf_internals
 from syrtos.keras.tensorflow.input import numbered_by_hand
-from syrtos.keras.tensorflow.input_policy import is_own_shard
+from syrtos.keras.tensorflow.input_policy import cut_by_steps, is_own_shard
 
 if TYPE_CHECKING:
 
@@ -37,7 +37,8 @@ def handler(original: Method) -> Method:
     """Wraps `DataHandler.__init__`: workers compare lengths, batches know their sample counts."""
 
     def init(self: _Handler, *args: object, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+        with cut_by_steps():
+            original(self, *args, **kwargs)
         if kwargs.get("distribute", True) and asynchronous.shards_dynamically():
             models.check_dynamically_sharded(self._adapter)
             self.__class__ = DynamicDataHandler
