@@ -1,4 +1,4 @@
-"""Runs the quick tests with the oldest Keras and TensorFlow that pyproject.toml admits, and with the newest: ``versions.py [minimum] [newest]``."""
+"""Runs the quick tests with the oldest Keras and TensorFlow that pyproject.toml admits, with the newest, and with the next Keras: ``versions.py [minimum] [newest] [nightly]``."""
 
 from __future__ import annotations
 
@@ -44,13 +44,17 @@ def build(name: str) -> Path:
         [*install, torch, *(minimums() if name == "minimum" else []), "-e", f"{ROOT}[{EXTRAS}]"],
         check=True,
     )
+    if name == "nightly":
+        pip = [str(python), "-m", "pip"]
+        subprocess.run([*pip, "uninstall", "--quiet", "--yes", "keras"], check=True)
+        subprocess.run([*install, "--pre", "--no-deps", "keras-nightly"], check=True)
     return python
 
 
 def main(names: list[str]) -> int:
     """Exit code 1 if a test fails anywhere."""
     failed = []
-    for name in names or ["minimum", "newest"]:
+    for name in names or ["minimum", "newest", "nightly"]:
         python = build(name)
         versions = subprocess.run(
             [str(python), "-m", "pip", "freeze"], capture_output=True, text=True, check=True

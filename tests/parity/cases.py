@@ -411,6 +411,18 @@ def last_batch_of_one() -> tuple[Any, Logs]:
 
 
 @case
+def draws_where_batches_have_fewer_rows_than_workers() -> tuple[Any, Logs]:
+    """Batches of 12 and one of 1, then of 8 and one of 1: draws that count by graph go on as in one process."""
+    keras.utils.set_random_seed(3)
+    x, y = data(25)
+    layers = [keras.layers.Dense(24), keras.layers.Dropout(0.3), keras.layers.GaussianNoise(0.1)]
+    model = keras.Sequential([keras.layers.Input((12,)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    fit(model, x, y, batch_size=12, epochs=2)
+    return fit(model, x, y, batch_size=8, epochs=2)
+
+
+@case
 def batches_of_one() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(3)
     model = mlp()

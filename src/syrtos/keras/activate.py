@@ -17,7 +17,7 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend
+from syrtos.keras import backend, patching
 from syrtos.keras.features import registry
 from syrtos.keras.trials import trial
 from syrtos.topology import check_keras_backend
@@ -59,7 +59,13 @@ def keras3() -> None:
             " it out, or set KERAS_BACKEND to jax or torch."
         )
     if name in _CLASSES:
-        importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
+        try:
+            patches = importlib.import_module(f"syrtos.keras.{name}.keras3")
+        except ImportError as error:
+            if not str(error.name).startswith("keras."):
+                raise
+            raise patching.lacking([str(error.name)]) from error
+        patches.apply_all()
         trial.install("keras:Model", "keras:Optimizer")
     if name == "tensorflow":
         _make_default()

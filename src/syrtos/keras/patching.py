@@ -14,7 +14,7 @@ from syrtos.errors import ConfigurationError
 Method = Callable[..., Any]
 
 # The versions with which the patches of this room were seen to work.
-SEEN = {"keras": "3.13.2 and 3.15.1", "tf_keras": "2.18 to 2.21"}
+SEEN = {"keras": "3.13.2, 3.15.1 and 3.16.0.dev2026102704", "tf_keras": "2.18 to 2.21"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,16 @@ class Patch:
         return None
 
 
+def lacking(missing: Sequence[str]) -> ConfigurationError:
+    """Returns the error that names what the installed version of a package, Keras 3 or 2, lacks."""
+    package = missing[0].partition(".")[0]
+    return ConfigurationError(
+        f"{package} {getattr(sys.modules.get(package), '__version__', '')} lacks what syrtos changes"
+        f" in it to train on several workers: {', '.join(missing)}. syrtos was seen to work with"
+        f" {package} {SEEN[package]}: install one of these."
+    )
+
+
 def install(patches: Sequence[Patch]) -> None:
     """Replaces all that the patches name, if all of it is found.
 
@@ -62,12 +72,7 @@ def install(patches: Sequence[Patch]) -> None:
         f"{patch.owner.replace(':', '.')}.{patch.name}" for patch, owner in found if owner is None
     ]
     if missing:
-        package = missing[0].partition(".")[0]
-        raise ConfigurationError(
-            f"{package} {getattr(sys.modules.get(package), '__version__', '')} lacks what syrtos"
-            f" changes in it to train on several workers: {', '.join(missing)}. syrtos was seen to"
-            f" work with {package} {SEEN[package]}: install one of these."
-        )
+        raise lacking(missing)
     # Only now: where something is missing, Keras is left as it was.
     for patch, owner in found:
         (replace_everywhere if patch.everywhere else replace)(owner, patch.name, patch.wrapper)

@@ -342,7 +342,7 @@ def gathering_variables(model: Model) -> Iterator[None]:
 
     All workers must enter.
     """
-    slots = [v for v in snapshot.slots_of(model) if state.is_cut(v)]
+    slots = [v for v in snapshot.slots_of(model) if state.is_cut(v)] if is_asked() else []
     gathered = _sharding_state().gathered
     found = {id(v): v.gather_whole() for v in slots if id(v) not in gathered}
     gathered.update(found)

@@ -17,7 +17,6 @@ from syrtos.keras import backend, keras_internals, patches, patching
 from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import Stream
 from syrtos.keras.features import finite, registry
-from syrtos.keras.files import saving
 from syrtos.keras.jax import (
     distribution,
     finite_steps,
@@ -58,7 +57,7 @@ def apply_all() -> None:
     _check_options(session)
     joining.join()
     # Only now: a feature of another package may use JAX.
-    patching.install([*_of_features(), *PATCHES, *patches.PATCHES, *saving.PATCHES])
+    patching.install([*_of_features(), *PATCHES, *patches.PATCHES])
     patching.replace_everywhere(jax.lax, "sort", sorting.sort_whole)
     # Sets one over all devices: see `_adopting`.
     keras.distribution.set_distribution(None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
 
 from syrtos.keras.jax import distribution
 from syrtos.keras.patching import Method
@@ -35,12 +36,16 @@ def _whole(tree: _Tree) -> _Tree:
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, whole), tree)
 
 
-def rows_for(step: Callable[[State, object], object], state: State, data: object) -> object:
-    """Returns a batch as a step is to compute it: its rows are split, unless it sorts uneven ones."""
-    # Under `jax.vmap` a sort can't be told to take all rows.
-    if not distribution.has_even_rows(data) and _sorts(jax.make_jaxpr(step)(state, data).jaxpr):
-        return data
-    return distribution.split_rows(data)
+def compute_split(step: Callable[[State, object], _Tree], state: State, data: object) -> _Tree:
+    """Computes a step on a batch whose rows are split, or on a whole one where it sorts uneven rows."""
+    if distribution.has_even_rows(data):
+        return step(state, distribution.split_rows(data))
+    # Under `jax.vmap` a sort can't be told to take all rows. The step is traced once: it may make
+    # variables.
+    program, shapes = jax.make_jaxpr(step, return_shape=True)(state, data)
+    rows = data if _sorts(program.jaxpr) else distribution.split_rows(data)
+    results = jaxpr_as_fun(program)(*jax.tree.leaves((state, rows)))
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
 def _sorts(program: Any) -> bool:

@@ -49,7 +49,7 @@ def compile_step(
 
     def on_all_devices(state: State, data: object) -> tuple[object, State]:
         with recurrent.tracing_step():
-            return step(state, sorting.rows_for(step, state, data))
+            return sorting.compute_split(step, state, data)
 
     replicated = distribution.replicated_sharding()
     # Keras has no shardings for variables that the step is yet to make, as those of a metric that

@@ -68,7 +68,7 @@ def _compare(model: keras.Model, raw: Step, before: State, data: object) -> None
         one = jax.jit(lambda *given: step(*given))(*local)
 
     def on_all(state_before: State, rows: object) -> Results:
-        return step(state_before, sorting.rows_for(step, state_before, rows))
+        return sorting.compute_split(step, state_before, rows)
 
     together = jax.jit(on_all, out_shardings=distribution.replicated_sharding())(before, data)
     session = world.sharing()

@@ -16,7 +16,7 @@ from tf_keras.src.utils import losses_utils
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras.features import asynchronous, finite
-from syrtos.keras.files import write_once
+from syrtos.keras.files import file_patches
 from syrtos.keras.patching import Method, Patch, by_all, install
 from syrtos.keras.replica import updates
 from syrtos.keras.split import shares
@@ -235,10 +235,6 @@ _STEP = (
     "It builds the function that calls `train_step` or its like: here a step becomes a program of all"
     " workers."
 )
-_ONCE = (
-    "Files are written once. The path is final here, and its suffix has been checked on all"
-    " workers."
-)
 
 LOSSES = [
     Patch(_UTILS, "reduce_weighted_loss", _reduce_weighted_loss, _SHARE),
@@ -333,56 +329,13 @@ MODEL = [
         "Who has made a variable says what becomes of it where workers train at their own pace.",
     ),
 ]
-FILES = [
-    Patch(f"{_SAVING}.saving_lib", "save_model", write_once.writing("filepath"), _ONCE),
-    Patch(f"{_SAVING}.saving_lib", "save_weights_only", write_once.writing("filepath"), _ONCE),
-    Patch(f"{_SAVING}.legacy.save", "save_model", write_once.writing("filepath"), _ONCE),
-    Patch(f"{_SAVING}.legacy.save", "save_weights", write_once.writing("filepath"), _ONCE),
-    Patch(
-        _MODEL,
-        "export",
-        write_once.writing("filepath", complete=False),
-        "`tf.saved_model.save` makes the files appear complete.",
+FILES = file_patches.of_package(
+    "tf_keras",
+    (
+        (f"{_SAVING}.saving_lib", "save_model"),
+        (f"{_SAVING}.saving_lib", "save_weights_only"),
+        (f"{_SAVING}.legacy.save", "save_model"),
+        (f"{_SAVING}.legacy.save", "save_weights"),
     ),
-    Patch(
-        f"{_SAVING}.saving_api",
-        "load_model",
-        write_once.reading("filepath"),
-        "Workers read what one has written.",
-        everywhere=True,
-    ),
-    Patch(
-        f"{_SAVING}.saving_api",
-        "load_weights",
-        write_once.reading("filepath"),
-        "Workers read what one has written.",
-        everywhere=True,
-    ),
-    Patch(
-        "tf_keras.src.utils.image_utils",
-        "save_img",
-        write_once.writing("path"),
-        _ONCE,
-        everywhere=True,
-    ),
-    Patch(
-        "tf_keras.src.utils.vis_utils",
-        "plot_model",
-        write_once.writing("to_file"),
-        _ONCE,
-        everywhere=True,
-    ),
-    Patch(
-        "tf_keras.src.utils.data_utils",
-        "urlretrieve",
-        write_once.writing("filename"),
-        "One worker downloads.",
-    ),
-    Patch(
-        "tf_keras.src.utils.data_utils",
-        "get_file",
-        write_once.fetching,
-        "One worker downloads.",
-        everywhere=True,
-    ),
-]
+    "tf_keras.src.utils.data_utils",
+)

@@ -15,7 +15,6 @@ from syrtos.comm.communicator import Array
 from syrtos.keras import keras_internals
 from syrtos.keras.features import sharding
 from syrtos.keras.features.sharding import Sharding
-from syrtos.keras.files import saving
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import compiled_update, ops
@@ -240,7 +239,6 @@ _OPTIMIZER = "keras:Optimizer"
 
 PATCHES = [
     *sharding.PATCHES,
-    *saving.PATCHES,
     Patch(_OPTIMIZER, "_var_key", sharding.of_owner, "By it an optimizer finds what it keeps for a variable."),
     Patch(_OPTIMIZER, "_backend_update_step", _sharding, "What changes variables, after gradients are reduced and clipped."),
 ]  # fmt: skip

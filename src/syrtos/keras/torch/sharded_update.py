@@ -12,7 +12,6 @@ import torch
 
 from syrtos.keras.features import sharding
 from syrtos.keras.features.sharding import Sharding
-from syrtos.keras.files import saving
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.torch import ops
 from syrtos.keras.trainer import timing
@@ -108,7 +107,6 @@ _UPDATE = "What changes variables, after gradients are reduced and clipped."
 
 PATCHES = [
     *sharding.PATCHES,
-    *saving.PATCHES,
     Patch(
         _OPTIMIZER,
         "_var_key",

@@ -1,0 +1,78 @@
+"""Random operations that draw by a counter in a variable: the numbers of TensorFlow's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from syrtos.keras.tensorflow import tf_internals_emission
+from syrtos.keras.tensorflow.partition import draw_counters
+
+pytestmark = pytest.mark.needs("tensorflow")
+
+ROWS = (12, 1, 12, 7)
+
+
+def drawn_by_kernel(
+    kind: str, dtype: tf.DType, bounds: dict[str, tf.Tensor]
+) -> tf.types.experimental.PolymorphicFunction:
+    @tf.function
+    def draw(rows: tf.Tensor) -> tf.Tensor:
+        given = bounds or {"dtype": dtype}
+        return getattr(tf.raw_ops, kind)(shape=[rows, 5], seed=4, seed2=-3, **given)
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *((kind, dtype) for kind in ("RandomUniform", "RandomStandardNormal", "TruncatedNormal") for dtype in (tf.float16, tf.float32, tf.float64)),
+        ("RandomUniformInt", tf.int32),
+        ("RandomUniformInt", tf.int64),
+    ],
+)  # fmt: skip
+def test_a_counter_in_a_variable_draws_what_the_kernel_draws(kind: str, dtype: tf.DType) -> None:
+    of_integers = {"minval": tf.constant(-3, dtype), "maxval": tf.constant(50, dtype)}
+    bounds = of_integers if dtype.is_integer else {}
+    draw = drawn_by_kernel(kind, dtype, bounds)
+    graph = draw.get_concrete_function(tf.TensorSpec([], tf.int32)).graph
+    (op,) = (op for op in graph.get_operations() if op.type == kind)
+    counters = draw_counters.DrawCounters(graph)
+    generator = counters.of(op)
+    assert generator is not None
+    assert counters.of(op) is generator
+    for rows in ROWS:
+        key, counter = generator.begin()
+        found = draw_counters.draw_stateless(
+            draw_counters.STATELESS[kind], tf.constant([rows, 5]), key, counter, [*bounds.values()], dtype
+        )  # fmt: skip
+        generator.advance(counter, rows * 5)
+        np.testing.assert_array_equal(found, draw(tf.constant(rows)))
+
+
+def test_a_copy_of_a_graph_draws_by_the_counter_and_moves_it_on() -> None:
+    draw = drawn_by_kernel("RandomUniform", tf.float32, {})
+    graph = draw.get_concrete_function(tf.TensorSpec([], tf.int32)).graph
+    counters = draw_counters.DrawCounters(graph)
+    operations = list(tf_internals_emission.in_topological_order(graph))
+
+    @tf.function
+    def copied(rows: tf.Tensor) -> list[tf.Tensor]:
+        waiting = [op for op in operations if op.type != "Placeholder"]
+        found = {graph.inputs[0].ref(): rows}
+        return tf_internals_emission.copy_operations(graph, waiting, found, counters)
+
+    for rows in ROWS:
+        np.testing.assert_array_equal(copied(tf.constant(rows))[0], draw(tf.constant(rows)))
+
+
+def test_an_operation_without_seeds_keeps_its_own_counter() -> None:
+    @tf.function
+    def draw() -> tf.Tensor:
+        return tf.raw_ops.RandomUniform(shape=[3], dtype=tf.float32)
+
+    graph = draw.get_concrete_function().graph
+    (op,) = (op for op in graph.get_operations() if op.type == "RandomUniform")
+    assert draw_counters.DrawCounters(graph).of(op) is None
