@@ -22,7 +22,7 @@ def _saved_model(original: Method) -> Method:
 
 PATCHES: list[Patch] = [
     Patch("keras.callbacks:CallbackList", "__init__", callbacks.within, "Decisions are taken together, writing is rank 0's."),
-    *file_patches.of_package("keras", _SAVING, "keras.src.utils.file_utils", resume.saving_position, resume.finding),
+    *file_patches.of_package("keras", _SAVING, "keras.src.utils.file_utils", [resume.saving_position], [resume.finding]),
     Patch("keras:Model", "save", _saved_model, "In a training job a folder for models gets a SavedModel, as scripts for SageMaker expect."),
     Patch(
         "keras.src.callbacks.backup_and_restore",

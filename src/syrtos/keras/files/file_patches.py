@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate
+from typing import TYPE_CHECKING, Concatenate
 
 from syrtos.keras import backend
 from syrtos.keras.files import write_once
-from syrtos.keras.patching import Patch, by_all
+from syrtos.keras.patching import Method, Patch, by_all
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, P, R
 
-_Method = Callable[..., Any]
+Wrapper = Callable[[Method], Method]
 
 _ONCE = (
     "A file is written once for all workers. Behind the methods and the functions of all names: the"
@@ -37,8 +37,8 @@ def of_package(
     package: str,
     saving: Sequence[tuple[str, str]],
     downloads: str,
-    saves: _Method = lambda original: original,
-    finds: _Method = lambda original: original,
+    saves: Sequence[Wrapper] = (),
+    finds: Sequence[Wrapper] = (),
 ) -> list[Patch]:
     """Returns the patches of a package, ``keras`` or ``tf_keras``.
 
@@ -46,14 +46,14 @@ def of_package(
         package: its name.
         saving: the modules and names of the functions that write a model.
         downloads: the module of `urlretrieve`.
-        saves: wraps these functions besides, innermost.
-        finds: wraps the functions that load a model, innermost.
+        saves: further wrappers of these functions, innermost.
+        finds: further wrappers of the functions that load a model, innermost.
     """
     api, utils = f"{package}.src.saving.saving_api", f"{package}.utils"
     once = write_once.writing
-    write = by_all(saves, once("filepath"), _gathering)
+    write = by_all(*saves, once("filepath"), _gathering)
     export = by_all(once("filepath", complete=False), _gathering)
-    read = by_all(finds, write_once.reading("filepath"))
+    read = by_all(*finds, write_once.reading("filepath"))
     return [
         *(Patch(module, name, write, _ONCE) for module, name in saving),
         Patch(f"{package}:Model", "export", export, "Prints the path that it is given; `tf.saved_model.save` makes the files appear complete."),
