@@ -420,7 +420,7 @@ def of_owner(original: Method) -> Method:
     return key
 
 
-_OPTIMIZER = "keras:Optimizer"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"  # which TensorFlow's class wraps
 
 PATCHES = [
     Patch(

@@ -48,9 +48,10 @@ def handler(original: Method) -> Method:
         dataset = args[0] if args else kwargs.get("x")
         self._inferred_steps = fitting.agree_on_length(self._inferred_steps, is_own_shard(dataset))
         options = world.current().options
-        # Before the first step: to keep them, or to give them to servers. Else the first step
-        # builds the model, as in one process: its names depend on that.
-        if options.sync_every or options.servers:
+        # Weights before the first step: to keep them, to give them to servers, or as Horovod's
+        # broadcast wants them. Else the first step builds the model, as in one process: names of
+        # weights depend on that.
+        if options.sync_every or options.servers or world.explicit():
             _build(kwargs.get("model"), self._dataset.element_spec)
 
     return init
