@@ -160,6 +160,7 @@ class _Loop:
                 return
         self._placements = dict.fromkeys(self._changing, REPLICATED)
         self._known = dict.fromkeys(self._changing)
+        self.exchanges = True
 
     def _joined(self, index: int, after: Value) -> Placement:
         """Returns the placement of a variable that has one before the body and one after it."""
@@ -199,9 +200,12 @@ class _Loop:
             report = Report()
             child = self._child(report)
             outputs = child.run_graph(self._body, self._values(now))
-            made = [child.at(outputs[i], self._placements[i]) for i in self._changing]
-            self.exchanges |= bool(made) and report.exchanges
-            return {i: outputs[i] for i in self._changing}
+            # Before they are brought to their placements, which reduces them.
+            found = {i: _anew(outputs[i]) for i in self._changing}
+            for i in self._changing:
+                child.at(outputs[i], self._placements[i])
+            self.exchanges = report.exchanges
+            return found
 
     def _child(self, report: Report | None = None) -> Partitioner:
         made = self._emitter.child(report)

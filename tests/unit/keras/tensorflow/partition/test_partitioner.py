@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from syrtos.comm.arrays import Array
+from syrtos.keras.tensorflow.partition.values import Partial
 
 pytestmark = [
     pytest.mark.needs("tensorflow"),
@@ -152,3 +153,25 @@ def test_mean_and_variance_travel_together(keeps: bool) -> None:
     for outputs in computed.outputs:
         for found, whole in zip(outputs, wanted, strict=True):
             np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_gradients_of_a_loop_are_summed_over_workers_once_after_it(is_static: bool) -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        weights = tf.constant([[0.5, -0.5, 1.0]] * 3)
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            _, last = tf.while_loop(
+                lambda i, state: i < 3,
+                lambda i, state: (i + 1, tf.tanh(state @ weights + x)),
+                (0, tf.zeros_like(x)),
+            )
+            loss = tf.reduce_sum(last)
+        return tape.gradient(loss, weights)
+
+    x = numbers(7, 3)
+    (wanted,) = programs.compute_whole(function, [x])
+    computed = programs.compute(function, [x], [0], 2, is_static)
+    assert [str(place) for place in computed.placements] == [str(Partial())]
+    for (found,) in computed.outputs:
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
