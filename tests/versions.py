@@ -1,4 +1,4 @@
-"""Runs the quick tests with the oldest Keras and TensorFlow that pyproject.toml admits, with the newest, and with the next Keras: ``versions.py [minimum] [newest] [nightly]``."""
+"""Runs the quick tests with the oldest versions that pyproject.toml admits, the newest, and the next Keras: ``versions.py [minimum] [newest] [nightly]``."""
 
 from __future__ import annotations
 

@@ -11,12 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import registry
+
+from syrtos.doctor import machine_facts
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -34,7 +35,7 @@ def _versions() -> str:
     """Of the frameworks that are installed, for a person."""
     names = ("Keras", "TensorFlow", "JAX", "torch", "tf_keras")
     return ", ".join(
-        f"{name} {version(name.lower())}"
+        f"{name} {machine_facts.version(name.lower())}"
         for name in names
         if importlib.util.find_spec(name.lower())
     )

@@ -47,10 +47,11 @@ def versions_to_compare() -> dict[str, str]:
 
 def version(name: str) -> str:
     """Returns a package's version without importing it; ``"-"`` if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "-"
+    # What is not released yet stands under a name of its own.
+    for package in (name, f"{name}-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return "-"
 
 
 def cores() -> int:

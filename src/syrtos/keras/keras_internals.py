@@ -294,6 +294,12 @@ def clip(optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
     return list(optimizer._clip_gradients(gradients))
 
 
+def takes_batch_first() -> bool:
+    """Returns whether Keras takes a batch from its data before it calls, and traces, the step."""
+    # Where the step is then traced in vain, the batch would be lost.
+    return tuple(map(int, sys.modules["keras"].__version__.split(".")[:2])) >= (3, 16)
+
+
 def steps_in_call(model: Model) -> int:
     """Returns the steps in a call of the training function; 1 if a script's model does not say."""
     return int(getattr(model, "steps_per_execution", None) or 1)

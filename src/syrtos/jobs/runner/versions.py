@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import platform
@@ -26,10 +27,10 @@ def local_versions() -> dict[str, str]:
     """
     found = {"python": platform.python_version(), "syrtos": __version__}
     for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        # What is not released yet stands under a name of its own.
+        for package in (f"{name}-nightly", name):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(package)
     return found
 
 

@@ -143,6 +143,7 @@ def _make_function(original: Method) -> Method:
             self, session, step_function, _is_stock(step_function, name), name
         )
         found.function = original(self, found.compute_step)
+        found.takes_batch_first = keras_internals.takes_batch_first()
         return lambda iterator: found.call(iterator, self.steps_per_execution)
 
     return make_function

@@ -46,6 +46,8 @@ class TensorFlowFunction:
         reduces_early: whether gradients of shares are reduced where they are made, because code of
             the script's sees them.
         verifying: counts the calls of the function.
+        takes_batch_first: whether the function takes a batch from an iterator before it traces a
+            step.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class TensorFlowFunction:
             else None
         )
         self.function: Method = step
+        self.takes_batch_first = False
         self._has_told = False
         self._is_to_verify = session.options.verifies
 
@@ -101,6 +104,8 @@ class TensorFlowFunction:
             batches = self._verified(batches, spec, steps)
         if self._partitioned is None:
             return self.function(batches)
+        if self.takes_batch_first and steps == 1 and hasattr(batches, "get_next_as_optional"):
+            batches = [_next_batch(batches)]
         failure = self._partitioned.failure
         with self._partitioned.naming_lines():
             try:
@@ -233,6 +238,14 @@ def _next_batches(iterator: Iterator[Any], steps: int) -> list[Any]:
         while len(found) < steps:
             found.append(next(iterator))
     return found
+
+
+def _next_batch(iterator: Any) -> object:
+    """Returns the next batch of an iterator of `tf.data`; raises StopIteration if there is none."""
+    found = iterator.get_next_as_optional()
+    if not found.has_value():
+        raise StopIteration
+    return found.get_value()
 
 
 def _share_by_hand(rows: object) -> TensorShare:

@@ -172,12 +172,30 @@ def _making(name: str, make_step: Callable[[keras.Model, _Step], _Step]) -> Meth
             if (known := _function_of_shares(function)) is not None:
                 known.ask_again()
             else:
-                setattr(self, name, make_step(self, function))
+                is_predicting = name == "predict_function"
+                setattr(self, name, _on_each(make_step(self, function), is_predicting))
             return getattr(self, name)
 
         return make_function
 
     return wrapper
+
+
+def _on_each(step: _Step, concatenates: bool) -> _Step:
+    """Returns a function that makes a step with each of a list of batches.
+
+    From Keras 3.16 on there are several with `steps_per_execution`. The result is that of the last
+    step, or of all, where ``concatenates`` is true.
+    """
+
+    @functools.wraps(step)
+    def make_steps(data: list[object]) -> object:
+        results = [step([batch]) for batch in data]
+        if len(results) == 1 or not concatenates:
+            return results[-1]
+        return keras.tree.map_structure(lambda *parts: torch.cat(parts), *results)
+
+    return make_steps
 
 
 def _training(model: keras.Model, function: _Step) -> _Step:
