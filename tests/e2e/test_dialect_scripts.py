@@ -65,7 +65,7 @@ GROUPS = {
     "horovod, late": Group(SCRIPT, ("late",)),
     "horovod, seeded": Group(SCRIPT, ("seeded",)),
     "horovod, models": Group(SCRIPT, ("synchronized_batchnorm", "local_variables", "keras_2_spellings", "loads", "diverged")),
-    "horovod of Keras 2": Group(KERAS_2, ("unshaped", "corrects_momentum", "computes", "computes_elsewhere", "accumulates"), env=LEGACY),
+    "horovod of Keras 2": Group(KERAS_2, ("unshaped", "table_among_weights", "corrects_momentum", "computes", "computes_elsewhere", "accumulates"), env=LEGACY),
     # what of it is the same under Keras 3
     "horovod of Keras 2 on Keras 3": Group(KERAS_2, ("unshaped", "corrects_momentum", "computes", "computes_elsewhere")),
     "estimator": Group(

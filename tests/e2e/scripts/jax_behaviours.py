@@ -30,8 +30,15 @@ class Mixing(keras.layers.Layer):
         return 0.7 * x + 0.3 * keras.random.shuffle(x, seed=self.draws) if training else x
 
 
+class Sorting(keras.layers.Layer):
+    """Sorts each feature over the rows of the batch, and the features of each row."""
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.sort(x, axis=0) + jax.vmap(jax.numpy.sort)(x)
+
+
 def one_program() -> None:
-    """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, predictions, mixed rows: compared with one process."""
+    """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, predictions, mixed and sorted rows: as in one process."""
     built = model(
         keras.layers.Dense(32, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)
     )
@@ -45,6 +52,8 @@ def one_program() -> None:
         ]
     mixing = model(Mixing(), keras.layers.Dense(8))
     found["loss with mixed rows"] = mixing.fit(*data(25), batch_size=9, verbose=0).history["loss"]
+    sorting = model(Sorting(), keras.layers.Dense(8))
+    found["loss with sorted rows"] = sorting.fit(*data(25), batch_size=9, verbose=0).history["loss"]
     written("one_program", built, found)
 
 

@@ -38,6 +38,16 @@ def unshaped(folder: Path) -> None:
     np.testing.assert_array_equal(both[0], again.get_weights()[0])
 
 
+def table_among_weights(folder: Path) -> None:
+    """A lookup layer keeps a table among its model's weights, which has neither a name nor a shape."""
+    words = tf.constant([["a b"], ["b c"], ["a"], ["c c"]])
+    text = keras.layers.TextVectorization(output_mode="tf_idf")
+    text.adapt(words)
+    model = keras.Sequential([keras.Input((1,), dtype=tf.string), text, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(words, tf.ones((4, 1)), batch_size=2, verbose=0)
+
+
 def accumulates(folder: Path) -> None:
     """`backward_passes_per_step=2`, against the same by hand."""
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):

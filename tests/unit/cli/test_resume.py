@@ -14,7 +14,11 @@ from syrtos.cli import resume
     [("jax", None, "jax"), ("jax", "torch", "torch"), (None, None, None), (None, "torch", "torch")],
 )
 def test_the_backend_is_that_of_the_run_unless_the_shell_names_one(
-    monkeypatch: pytest.MonkeyPatch, kept: str | None, here: str | None, chosen: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kept: str | None,
+    here: str | None,
+    chosen: str | None,
 ) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "")  # so that it is put back
     monkeypatch.delenv("KERAS_BACKEND")
@@ -22,3 +26,7 @@ def test_the_backend_is_that_of_the_run_unless_the_shell_names_one(
         monkeypatch.setenv("KERAS_BACKEND", here)
     resume._choose_backend(kept)
     assert os.environ.get("KERAS_BACKEND") == chosen
+    said = capsys.readouterr().err
+    assert ("its snapshots can be read with jax alone" in said) == (
+        (kept, here) == ("jax", "torch")
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from syrtos.errors import ConfigurationError
@@ -39,3 +41,32 @@ def test_another_thread_than_that_of_fit_is_refused(
     fit()
     assert len(refused) == (workers > 1)
     assert all("`predict` was called by another thread" in text for text in refused)
+
+
+class _Asked:
+    """Workers of which each has the same first row as this one, another one, or none."""
+
+    def __init__(self, others: list[float] | None) -> None:
+        self.rank, self.size, self._others = 0, 3, others
+
+    def agree(self, name: str, mine: float) -> list[float]:
+        return [mine, *([mine, mine] if self._others is None else self._others)]
+
+
+@pytest.mark.parametrize(
+    ("others", "says"), [(None, True), ([7.0, 8.0], False), ([0.0, 0.0], False)]
+)
+def test_workers_that_all_read_the_same_rows_of_their_own_are_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    others: list[float] | None,
+    says: bool,
+) -> None:
+    monkeypatch.setattr(fitting.world, "part", functools.cache(lambda kind: kind(None)))
+    comm: Any = _Asked(others)
+    for _ in range(2):
+        votes = fitting.vote_with_first_row(comm, [np.ones((1, 3))])
+        assert len(votes) == 3
+        assert votes[0]
+    assert capsys.readouterr().err.count("all have read the same first row") == says
+    assert fitting.vote_with_first_row(comm, None)[0] == 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from syrtos.errors import ConfigurationError, ScriptSyntaxError
-from syrtos.launch.program import Program, parse
+from syrtos.launch.program import Program, check_script, parse
 
 HERE = ".".join(map(str, sys.version_info[:2]))
 
@@ -93,3 +94,11 @@ def test_a_syntax_error_of_a_module_is_refused(
 def test_what_python_runs_is_not_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "train").write_text(text)
     Program(str(tmp_path / "train")).check()
+
+
+def test_an_archive_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    archive = tmp_path / "train.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("__main__.py", "print(1)")
+    with pytest.raises(ConfigurationError, match="is an archive. Unpack it"):
+        check_script(archive)

@@ -189,16 +189,17 @@ def test_an_interrupt_is_passed_on_as_one() -> None:
     assert time.perf_counter() - started < LONG
 
 
+@pytest.mark.parametrize(("name", "number"), [("SIGUSR1", 10), ("SIGUSR2", 12)])
 def test_the_signal_of_a_scheduler_is_passed_on_as_a_stop(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], name: str, number: int
 ) -> None:
     outcome = run(
         "on_term(lambda: (print('saved'), sys.exit(0)));"
-        " signal_launcher(signal.SIGUSR1); time.sleep(600)"
+        f" signal_launcher(signal.{name}); time.sleep(600)"
     )
     assert outcome.code == 143
     assert capfd.readouterr().out == "saved\n"
-    assert str(outcome) == "the run was stopped by SIGUSR1 (signal 10)."
+    assert str(outcome) == f"the run was stopped by {name} (signal {number})."
 
 
 def test_a_script_that_ignores_signals_is_killed_after_its_grace() -> None:
