@@ -100,5 +100,5 @@ def test_an_archive_is_refused_with_what_to_do(tmp_path: Path) -> None:
     archive = tmp_path / "train.zip"
     with zipfile.ZipFile(archive, "w") as made:
         made.writestr("__main__.py", "print(1)")
-    with pytest.raises(ConfigurationError, match="is an archive. Unpack it"):
+    with pytest.raises(ConfigurationError, match=r"is an archive\. Unpack it"):
         check_script(archive)

@@ -131,7 +131,9 @@ class _WorkerProcess:
                         )
                 self._say_finished()
             return code
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            if tracebacks.is_raised(error):
+                return self._report_error(error)
             self._tell("interrupted")
             return 130
         except BaseException as error:

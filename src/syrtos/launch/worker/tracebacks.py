@@ -5,6 +5,7 @@ The whole traceback is in the worker's log.
 
 from __future__ import annotations
 
+import dis
 import errno
 import itertools
 import os
@@ -34,6 +35,17 @@ _LEFT_OUT = (
     "(lines of Keras and its backend, syrtos and Python's standard library are left out; the log"
     " has them)\n"
 )
+
+
+def is_raised(interrupt: KeyboardInterrupt) -> bool:
+    """Returns whether a line of the script raises an interrupt, rather than a signal or syrtos."""
+    last = interrupt.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or last.tb_frame.f_code.co_filename.startswith(_OURS):
+        return False
+    operation = last.tb_frame.f_code.co_code[last.tb_lasti]
+    return dis.opname[operation] == "RAISE_VARARGS"
 
 
 def full_text(error: BaseException) -> str:

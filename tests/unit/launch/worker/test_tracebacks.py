@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -233,3 +234,18 @@ def test_an_error_that_has_no_message_is_shown_as_python_shows_it() -> None:
         raise Unprintable
     assert tracebacks.advice(raised.value, 2) == ""
     assert "Unprintable: <exception str() failed>" in tracebacks.short_text(raised.value)
+
+
+def interrupt_of(source: str) -> KeyboardInterrupt:
+    with pytest.raises(KeyboardInterrupt) as raised:
+        exec(compile(source, "script.py", "exec"), {"signal": signal})
+    assert isinstance(raised.value, KeyboardInterrupt)
+    return raised.value
+
+
+def test_an_interrupt_that_a_script_raises_is_no_signal() -> None:
+    assert tracebacks.is_raised(interrupt_of("def f():\n    raise KeyboardInterrupt\nf()"))
+    sent = "signal.raise_signal(signal.SIGINT)"
+    assert not tracebacks.is_raised(interrupt_of(sent))
+    again = f"try:\n    {sent}\nexcept KeyboardInterrupt:\n    raise"
+    assert not tracebacks.is_raised(interrupt_of(again))
