@@ -174,9 +174,7 @@ model = (Evaluated if DATA == "planned" else keras.Sequential)(
     [
         keras.layers.Dense(12, "relu"),
         keras.layers.BatchNormalization(),
-        *(
-            [] if KERAS_2 else [keras.layers.Dropout(0.2)]
-        ),  # there it draws from what TensorFlow counts inside of an operation
+        keras.layers.Dropout(0.2),
         keras.layers.Dense(1),
     ]
 )

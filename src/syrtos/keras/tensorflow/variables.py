@@ -23,6 +23,7 @@ from syrtos.keras.tensorflow import (
     profiler,
     tf_internals_graphs,
 )
+from syrtos.keras.tensorflow.partition.draw_counters import KeptCounters
 from syrtos.keras.tensorflow.reduction import Reduction
 from syrtos.keras.trainer import timing
 from syrtos.observe.trace import ProfiledEvent
@@ -78,6 +79,12 @@ class TensorFlow(Backend):
 
     def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return sharding.gathering_variables(model)
+
+    def draws(self) -> dict[str, Array]:
+        return world.part(KeptCounters).arrays()
+
+    def put_back_draws(self, draws: dict[str, Array]) -> None:
+        world.part(KeptCounters).put_back(draws)
 
     def broadcast_in_graph(
         self, comm: Communicator, variables: Sequence[Variable], root: int

@@ -7,13 +7,18 @@ branch would draw the numbers that the other has drawn. Here the counter is a va
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from syrtos.comm import world
+from syrtos.comm.arrays import Array
+from syrtos.comm.world import Session
 from syrtos.keras.tensorflow import tf_internals_emission
 
 PHILOX = 1  # TensorFlow's number of the algorithm
@@ -27,6 +32,7 @@ STATELESS = {
 # Kernels leave so many counts free for each number: some distributions take a varying number of
 # them (`random_op.cc`, `GuardedPhiloxRandom::ReserveRandomOutputs`).
 _RESERVED = 256
+_KEPT = "tensorflow drew "
 # Inputs of the draws without a counter of their own, after the shape.
 _INPUTS = ("key", "counter", "algorithm")
 
@@ -59,6 +65,42 @@ class DrawCounter:
         self.drawn.assign(tf.cast(counter[0], tf.int64) + used, read_value=False)
 
 
+class KeptCounters:
+    """The counters of all programs of this process, for its snapshots.
+
+    They are named by their operations, and by the number of the trace that they belong to.
+    """
+
+    def __init__(self, _session: Session) -> None:
+        self._counters: weakref.WeakValueDictionary[str, DrawCounter] = (
+            weakref.WeakValueDictionary()
+        )
+        self._numbers: collections.Counter[str] = collections.Counter()
+        self._to_come: dict[str, int] = {}
+
+    def add(self, operation: str, generator: DrawCounter) -> None:
+        """Takes a new counter, which goes on where a snapshot says."""
+        self._numbers[operation] += 1
+        name = f"{_KEPT}{operation} {self._numbers[operation]}"
+        self._counters[name] = generator
+        if name in self._to_come:
+            with tf.init_scope():
+                generator.drawn.assign(self._to_come.pop(name))
+
+    def arrays(self) -> dict[str, Array]:
+        """Returns how far each counter is, for a snapshot."""
+        return {
+            name: generator.drawn.numpy().reshape(1) for name, generator in self._counters.items()
+        }
+
+    def put_back(self, arrays: Mapping[str, Array]) -> None:
+        """Lets the counters go on where those of a snapshot, as `arrays` gave it, were."""
+        kept = {name: array for name, array in arrays.items() if name.startswith(_KEPT)}
+        self._to_come = {name: int(array.view(np.int64)[0]) for name, array in kept.items()}
+        for name in self._to_come.keys() & self._counters.keys():
+            self._counters[name].drawn.assign(self._to_come.pop(name))
+
+
 class DrawCounters:
     """The counters of one traced program, which must live as long as it."""
 
@@ -82,6 +124,8 @@ class DrawCounters:
             if drawn is None:
                 return None
             self._found[op.name] = DrawCounter(seed, seed2, drawn)
+            if world.is_initialized():
+                world.part(KeptCounters).add(op.name, self._found[op.name])
         return self._found[op.name]
 
     def replacing(
