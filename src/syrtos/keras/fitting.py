@@ -7,15 +7,14 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Array, Communicator
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras import backend, keras_internals
-from syrtos.keras.datasets.checksums import checksum_of
 from syrtos.keras.features import registry
 
 if TYPE_CHECKING:
@@ -177,32 +176,35 @@ def _batches(count: float) -> str:
 
 
 class _OwnData:
-    """Whether the first data of this process's own, which it trains on, was looked at."""
+    """Tells whether the first data of this process's own, which it trains on, was looked at."""
 
     def __init__(self, _session: Session) -> None:
         self.was_seen = False
 
 
-def vote_with_first_row(comm: Communicator, row: Iterable[Array] | None) -> list[float]:
-    """Asks which workers have data, where each has its own; says so if it is equal.
+def vote_with_checksum(comm: Communicator, checksum: float | None) -> list[float]:
+    """Asks which workers have data, where each has its own; says so if they train on equal data.
 
     Args:
         comm: the workers.
-        row: the first row of this worker's first batch, an array for each leaf; None: it has none.
+        checksum: of this worker's first rows; None: it has none.
 
     Returns:
         A number for each rank that is 0 where that has no batch.
     """
-    votes = comm.agree("more input?", 0.0 if row is None else 1.0 + checksum_of(row))
+    votes = comm.agree("more input?", 0.0 if checksum is None else 1.0 + checksum)
     seen = world.part(_OwnData)
-    if comm.size > 1 and votes[0] and len(set(votes)) == 1 and not (seen.was_seen or comm.rank):
+    if not fit_is_running() or seen.was_seen:
+        return votes
+    seen.was_seen = True
+    is_asked = world.current().options.batch == "per-worker"
+    if is_asked and comm.size > 1 and votes[0] and len(set(votes)) == 1 and comm.rank == 0:
         print(
-            "syrtos: each worker reads batches of its own, and all have read the same first row:"
-            " they seem to train on the same samples. Let each read its part"
-            " (`x[syrtos.rank() :: syrtos.size()]`), or leave `--batch per-worker` out.",
+            "syrtos: with `--batch per-worker` all workers have read the same first rows: they seem"
+            " to train on the same samples. Let each read its part"
+            " (`x[syrtos.rank() :: syrtos.size()]`), or leave the option out.",
             file=sys.stderr,
         )
-    seen.was_seen = True
     return votes
 
 

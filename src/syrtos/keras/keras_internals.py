@@ -1,6 +1,6 @@
 """Private symbols of Keras's models and optimizers that syrtos reads.
 
-Seen on Keras 3.12.4, 3.15.1 and tf_keras 2.21.
+Seen on Keras 3.13.2, 3.15.1, 3.16 (nightly) and tf_keras 2.21.
 """
 
 from __future__ import annotations

@@ -21,14 +21,31 @@ def _saved_model(original: Method) -> Method:
 
 
 PATCHES: list[Patch] = [
-    Patch("keras.callbacks:CallbackList", "__init__", callbacks.within, "Decisions are taken together, writing is rank 0's."),
-    *file_patches.of_package("keras", _SAVING, "keras.src.utils.file_utils", [resume.saving_position], [resume.finding]),
-    Patch("keras:Model", "save", _saved_model, "In a training job a folder for models gets a SavedModel, as scripts for SageMaker expect."),
+    Patch(
+        "keras.callbacks:CallbackList",
+        "__init__",
+        callbacks.within,
+        "Decisions are taken together, writing is rank 0's.",
+    ),
+    *file_patches.of_package(
+        "keras", _SAVING, "keras.src.utils.file_utils", [resume.saving_position], [resume.finding]
+    ),
+    Patch(
+        "keras:Model",
+        "save",
+        _saved_model,
+        "In a training job a folder for models gets a SavedModel, as scripts for SageMaker expect.",
+    ),
     Patch(
         "keras.src.callbacks.backup_and_restore",
         "file_utils",
         write_once.CompleteFiles,
         "Writes the number of the epoch in place; `File` serves loggers too, which append.",
     ),
-    Patch("keras.src.callbacks.model_checkpoint", "file_utils", write_once.CompleteFiles, "One worker makes its folder."),
-]  # fmt: skip
+    Patch(
+        "keras.src.callbacks.model_checkpoint",
+        "file_utils",
+        write_once.CompleteFiles,
+        "One worker makes its folder.",
+    ),
+]

@@ -69,7 +69,9 @@ def install(patches: Sequence[Patch]) -> None:
     """
     found = [(patch, patch.find_owner()) for patch in patches]
     missing = [
-        f"{patch.owner.replace(':', '.')}.{patch.name}" for patch, owner in found if owner is None
+        f"{patch.owner.replace(':', '.').replace('|', ' or ')}.{patch.name}"
+        for patch, owner in found
+        if owner is None
     ]
     if missing:
         raise lacking(missing)

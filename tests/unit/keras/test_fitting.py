@@ -7,7 +7,6 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from syrtos.errors import ConfigurationError
@@ -56,17 +55,21 @@ class _Asked:
 @pytest.mark.parametrize(
     ("others", "says"), [(None, True), ([7.0, 8.0], False), ([0.0, 0.0], False)]
 )
-def test_workers_that_all_read_the_same_rows_of_their_own_are_told_once(
+def test_workers_that_train_on_equal_rows_of_their_own_are_told_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     others: list[float] | None,
     says: bool,
 ) -> None:
+    session = SimpleNamespace(options=SimpleNamespace(batch="per-worker"))
     monkeypatch.setattr(fitting.world, "part", functools.cache(lambda kind: kind(None)))
+    monkeypatch.setattr(fitting.world, "current", lambda: session)
+    monkeypatch.setattr(fitting, "fit_is_running", lambda: fits)
     comm: Any = _Asked(others)
-    for _ in range(2):
-        votes = fitting.vote_with_first_row(comm, [np.ones((1, 3))])
+    for fits in (False, True, True):  # an evaluation before may read the same
+        votes = fitting.vote_with_checksum(comm, 5.0)
         assert len(votes) == 3
         assert votes[0]
-    assert capsys.readouterr().err.count("all have read the same first row") == says
-    assert fitting.vote_with_first_row(comm, None)[0] == 0
+        assert fits or not capsys.readouterr().err
+    assert capsys.readouterr().err.count("all workers have read the same first rows") == says
+    assert fitting.vote_with_checksum(comm, None)[0] == 0

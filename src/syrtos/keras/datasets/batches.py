@@ -35,7 +35,7 @@ def compared_batches(batches: Iterator[Batch], check: Check) -> Iterator[Batch]:
     comm = world.sharing().comm
     for number, batch in enumerate(batches):
         if checksums.is_compared(number):
-            check(comm.agree("compare input", _sum_of(batch)), number)
+            check(comm.agree("compare input", sum_of(batch)), number)
         yield batch
 
 
@@ -43,10 +43,11 @@ def check_equal(batch: object, check: Check) -> None:
     """Compares a batch given by hand between workers: calls ``check`` like `compared_batches`."""
     comm = world.sharing().comm
     if comm.size > 1:
-        check(comm.agree("compare input", _sum_of(batch)), 0)
+        check(comm.agree("compare input", sum_of(batch)), 0)
 
 
-def _sum_of(batch: object) -> float:
+def sum_of(batch: object) -> float:
+    """Returns a checksum of a batch: of its dense arrays, in any structure."""
     leaves = keras.tree.flatten(batch)
     return checksums.checksum_of(_array_of(leaf) for leaf in leaves if _has_dense_rows(leaf))
 

@@ -56,10 +56,26 @@ def of_package(
     read = by_all(*finds, write_once.reading("filepath"))
     return [
         *(Patch(module, name, write, _ONCE) for module, name in saving),
-        Patch(f"{package}:Model", "export", export, "Prints the path that it is given; `tf.saved_model.save` makes the files appear complete."),
-        *(Patch(api, name, read, _READ, everywhere=True) for name in ("load_model", "load_weights")),
+        Patch(
+            f"{package}:Model",
+            "export",
+            export,
+            "Prints the path that it is given; `tf.saved_model.save` makes the files appear complete.",
+        ),
+        *(
+            Patch(api, name, read, _READ, everywhere=True)
+            for name in ("load_model", "load_weights")
+        ),
         Patch(utils, "save_img", once("path"), _ONCE, everywhere=True),
         Patch(utils, "plot_model", once("to_file"), _ONCE, everywhere=True),
-        Patch(downloads, "urlretrieve", once("filename"), "A download appears complete or not at all."),
-        Patch(utils, "get_file", write_once.fetching, "One worker of a host fetches a file, and the others wait.", everywhere=True),
-    ]  # fmt: skip
+        Patch(
+            downloads, "urlretrieve", once("filename"), "A download appears complete or not at all."
+        ),
+        Patch(
+            utils,
+            "get_file",
+            write_once.fetching,
+            "One worker of a host fetches a file, and the others wait.",
+            everywhere=True,
+        ),
+    ]

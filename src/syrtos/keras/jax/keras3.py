@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
+from jax.core import Tracer
 from keras.src.backend.jax import trainer as jax_trainer
 
 from syrtos.comm import world
@@ -23,7 +24,6 @@ from syrtos.keras.jax import (
     joining,
     recurrent,
     sharded_update,
-    sorting,
     step,
     verifying,
 )
@@ -58,7 +58,6 @@ def apply_all() -> None:
     joining.join()
     # Only now: a feature of another package may use JAX.
     patching.install([*_of_features(), *PATCHES, *patches.PATCHES])
-    patching.replace_everywhere(jax.lax, "sort", sorting.sort_whole)
     # Sets one over all devices: see `_adopting`.
     keras.distribution.set_distribution(None)
     session.ledger.say(exchange="compiled")
@@ -151,7 +150,11 @@ def _meeting_steps(original: Method) -> Method:
         concatenate_outputs: bool = False,
     ) -> Steps:
         if compiles and self.jit_compile and not self.run_eagerly:
-            step_function = step.compile_step(step_function, 0, out_shardings)
+            # The trainer's `jit`, in whose place `step.compile_step` stands on several workers.
+            compiler: Any = jax_trainer
+            step_function = compiler.jit(
+                step_function, donate_argnums=0, out_shardings=out_shardings
+            )
         timed = step.make_timed(step_function)
         together: Step = timed
         if world.current().options.verifies:
@@ -203,6 +206,21 @@ def _gathering_numpy(original: Method) -> Method:
         return gather_array(value) if is_split(value) else original(x)
 
     return convert_to_numpy
+
+
+def _shuffling_whole(original: Method) -> Method:
+    """Wraps Keras's `shuffle`: each device sorts all rows of an array, inside a compiled step."""
+
+    def shuffle(x: jax.Array, axis: int = 0, seed: object = None) -> jax.Array:
+        if not (isinstance(x, Tracer) and x.ndim and distribution.is_distributed()):
+            return original(x, axis, seed)
+        whole = distribution.replicated_sharding()
+        # The result too: XLA would else split the sorting as what it is used for.
+        return jax.lax.with_sharding_constraint(
+            original(jax.lax.with_sharding_constraint(x, whole), axis, seed), whole
+        )
+
+    return shuffle
 
 
 _TRAINER = "keras.src.backend.jax.trainer"
@@ -258,6 +276,12 @@ PATCHES = [
         _keeping_distribution,
         "It forgets the distribution: each worker would train alone.",
         everywhere=True,
+    ),
+    Patch(
+        "keras.src.backend.jax.random",
+        "shuffle",
+        _shuffling_whole,
+        "XLA ends the process where it sorts along rows that it has split (JAX 0.10).",
     ),
     # GRU's and LSTM's have loops of their own.
     *(

@@ -18,6 +18,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
+from syrtos.keras.datasets.checksums import checksum_of
 from syrtos.keras.tensorflow import (
     reproducible,
     tf_internals,
@@ -364,7 +365,7 @@ def _vote(
     def vote(number: Array, mine: Array, *leaves: Array) -> list[Array]:
         with world.remembering_errors():
             if number == 0:
-                votes = fitting.vote_with_first_row(comm, leaves if mine else None)
+                votes = fitting.vote_with_checksum(comm, checksum_of(leaves) if mine else None)
                 if any(votes) and not all(votes):
                     leaves = _broadcast_row(comm, leaves, _first_that_has_data(votes))
             else:

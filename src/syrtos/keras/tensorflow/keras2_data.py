@@ -152,6 +152,7 @@ def _build(model: _Model | None, spec: object) -> None:
     """Builds a model without input shape: all workers then have weights before the first step."""
     if model is None or model.built:
         return
+    spec = getattr(spec, "data", spec)  # of whole batches, or of shares
     inputs = spec[0] if isinstance(spec, tuple) else spec
     # A model that can't be built from shapes alone is built by its first step, as in one process.
     with contextlib.suppress(Exception):

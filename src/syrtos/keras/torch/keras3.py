@@ -84,6 +84,7 @@ def apply_all() -> None:
             *draws.PATCHES,
             *OPTIMIZERS,
             *TRAINER,
+            *(OWN_DDP if hasattr(keras.Model, "_initialize_ddp") else []),
             *patches.PATCHES,
         ]
     )
@@ -288,6 +289,18 @@ def _on_shares(
     return on_share
 
 
+def _results_of_workers(original: Method) -> Method:
+    # The class of the backend's trainer, which sums the states over all processes of a script's own
+    # group: here they are those of all workers already.
+    trainer = next(base for base in keras.Model.__mro__ if "get_metrics_result" in vars(base))
+
+    def get_metrics_result(self: keras.Model) -> object:
+        alone = world.sharing().world.size == 1
+        return original(self) if alone else super(trainer, self).get_metrics_result()  # pyright: ignore[reportAttributeAccessIssue]
+
+    return get_metrics_result
+
+
 # -- variables -------------------------------------------------------------------------------------------
 
 
@@ -351,6 +364,21 @@ TRAINER = [
     Patch(_TRAINER, "test_on_batch", _on_batch, _EQUAL),
     Patch(_TRAINER, "predict_on_batch", _on_batch, _EQUAL),
     *methods.input_of(_ITERATOR, _batches),
+]
+# From Keras 3.16 on.
+OWN_DDP = [
+    Patch(
+        "keras:Model",
+        "_initialize_ddp",
+        lambda original: lambda self: None if world.sharing().world.size > 1 else original(self),
+        "Where a script has a group of torch's, Keras would reduce the gradients too.",
+    ),
+    Patch(
+        "keras:Model",
+        "get_metrics_result",
+        _results_of_workers,
+        "States of metrics would be summed twice.",
+    ),
 ]
 VARIABLES = [
     Patch(_VARIABLE, "_direct_assign", _noting_assign, _STATE),

@@ -11,10 +11,11 @@ import numpy.typing as npt
 import torch
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Array, Communicator
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.communicator import share_of as bounds_of
 from syrtos.comm.world import Session
 from syrtos.keras import fitting
+from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import Stream
 
 
@@ -95,7 +96,9 @@ def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[
         batch = next(own, None)
         # The others exchange in each step: a worker that has run out must take part in theirs.
         if is_first:
-            votes = fitting.vote_with_first_row(comm, _first_row(batch))
+            votes = fitting.vote_with_checksum(
+                comm, None if batch is None else batches.sum_of(batch)
+            )
             is_first = False
         else:
             votes = comm.agree("more input?", float(batch is not None))
@@ -110,13 +113,6 @@ def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[
         # `share_of` knows by this identity that the row does not count.
         world.part(_Idle).row = row if batch is None else None
         yield row if batch is None else batch
-
-
-def _first_row(batch: object) -> list[Array] | None:
-    """Returns the first row of each leaf of a batch; None without a batch."""
-    if batch is None:
-        return None
-    return [np.asarray(leaf) for leaf in keras.tree.flatten(_rows(batch, 0, 1))]
 
 
 def _broadcast_row(comm: Communicator, batch: object, root: int) -> object:

@@ -124,7 +124,7 @@ class _Loop:
     """A loop whose variables have placements that its body keeps.
 
     Attributes:
-        exchanges: whether its body exchanges something, or calls Python, as far as `place` has seen.
+        exchanges: whether its body or its condition exchanges something, as far as `place` has seen.
     """
 
     def __init__(
@@ -204,6 +204,8 @@ class _Loop:
             found = {i: _anew(outputs[i]) for i in self._changing}
             for i in self._changing:
                 child.at(outputs[i], self._placements[i])
+            (goes_on,) = child.run_graph(self._condition, self._values(now))
+            child.whole(goes_on)
             self.exchanges = report.exchanges
             return found
 

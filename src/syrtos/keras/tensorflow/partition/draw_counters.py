@@ -59,7 +59,7 @@ class DrawCounter:
         )
         return key, tf.concat([tf.cast(self.drawn.read_value()[tf.newaxis], tf.uint64), high], 0)
 
-    def advance(self, counter: tf.Tensor, numbers: Any) -> None:
+    def advance(self, counter: tf.Tensor, numbers: tf.Tensor | int) -> None:
         """Moves on past a draw of so many numbers, which began at ``counter``."""
         used = tf.cast(numbers, tf.int64) * _RESERVED
         self.drawn.assign(tf.cast(counter[0], tf.int64) + used, read_value=False)
