@@ -72,7 +72,10 @@ def test_a_rule_gives_what_the_whole_operation_gives(name: str, data: st.DataObj
         assert len(computed) == len(wanted)
         for one, other in zip(computed, wanted, strict=True):
             assert one.shape == other.shape
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            # Sums of large terms that cancel are rounded by the size of the terms.
+            is_number = other.is_floating_point() and other.numel()
+            largest = float(other.abs().max()) if is_number else 0.0
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * max(1.0, largest))
 
 
 @pytest.mark.parametrize("name", [n for n, operation in OPERATIONS.items() if operation.is_split])
