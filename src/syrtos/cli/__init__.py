@@ -181,9 +181,10 @@ def process_main(arguments: list[str] | None = None) -> NoReturn:
     # one that is closed is None
     if words[:1] and (words[0] in _RUNNING or None in (sys.stdin, sys.stdout, sys.stderr)):
         streams.make_unfailing(errors="backslashreplace")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack the characters of charts
-            stream.reconfigure(errors="backslashreplace")
+    else:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters of charts
+                stream.reconfigure(errors="backslashreplace")
     # Before the imports of this process, which take as long as those of the other.
     early = early_start(words[1:]) if words[:1] == ["run"] else None
     try:

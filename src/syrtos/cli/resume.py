@@ -95,10 +95,13 @@ def _choose_backend(backend: str | None) -> None:
 
     A snapshot is of one backend.
     """
-    if backend and "KERAS_BACKEND" not in os.environ:
+    given = os.environ.get("KERAS_BACKEND")
+    if not backend or given == backend:
+        return
+    if given is None:
         os.environ["KERAS_BACKEND"] = backend
         print(f"syrtos: KERAS_BACKEND={backend}, as when the run was started", file=sys.stderr)
-    elif backend not in (None, given := os.environ.get("KERAS_BACKEND")):
+    else:
         print(
             f"syrtos: the run was started with KERAS_BACKEND={backend}, and goes on with {given}: its"
             f" snapshots can be read with {backend} alone",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from syrtos.launch.worker import interpreters
 
 Versions = Callable[[str], str]
 PACKAGES = ("keras", "tensorflow", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")
@@ -47,11 +48,7 @@ def versions_to_compare() -> dict[str, str]:
 
 def version(name: str) -> str:
     """Returns a package's version without importing it; ``"-"`` if it is not installed."""
-    # What is not released yet stands under a name of its own.
-    for package in (name, f"{name}-nightly"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(package)
-    return "-"
+    return interpreters.version(name, absent="-")
 
 
 def cores() -> int:

@@ -190,15 +190,18 @@ def vote_with_checksum(comm: Communicator, checksum: float | None) -> list[float
         checksum: of this worker's first rows; None: it has none.
 
     Returns:
-        A number for each rank that is 0 where that has no batch.
+        1 for each rank that has a batch, 0 for the others.
     """
-    votes = comm.agree("more input?", 0.0 if checksum is None else 1.0 + checksum)
+    checksums = comm.agree("more input?", 0.0 if checksum is None else 1.0 + checksum)
+    votes = [float(found > 0) for found in checksums]
+    if not world.is_initialized() or not fit_is_running():
+        return votes
     seen = world.part(_OwnData)
-    if not fit_is_running() or seen.was_seen:
+    if seen.was_seen:
         return votes
     seen.was_seen = True
     is_asked = world.current().options.batch == "per-worker"
-    if is_asked and comm.size > 1 and votes[0] and len(set(votes)) == 1 and comm.rank == 0:
+    if is_asked and comm.size > 1 and votes[0] and len(set(checksums)) == 1 and comm.rank == 0:
         print(
             "syrtos: with `--batch per-worker` all workers have read the same first rows: they seem"
             " to train on the same samples. Let each read its part"

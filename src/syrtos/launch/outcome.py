@@ -42,7 +42,8 @@ class Facts:
         processes: the number of processes, by rank from 0 on, that must say that they have
             finished.
         spared: ranks whose death the others survive.
-        stopped_by: the signal that this process was sent and passed on (those of schedulers as SIGTERM).
+        stopped_by: the signal that this process was sent and passed on (those of schedulers as
+            SIGTERM).
         finished: ranks that said so.
         interrupted: ranks that said that SIGINT ended their script.
         failures: the workers' reports, in the order in which they came in.

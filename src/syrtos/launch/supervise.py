@@ -44,8 +44,8 @@ def supervise(
 ) -> Outcome:
     """Starts the plan and waits for its end.
 
-    SIGINT and SIGTERM (also for what schedulers send) are passed to the scripts, which have ``grace`` seconds; a
-    second signal kills at once.
+    SIGINT and SIGTERM (also for what schedulers send) are passed to the scripts, which have
+    ``grace`` seconds; a second signal kills at once.
 
     Args:
         source: a descriptor that every worker of this machine gets a copy of as its standard input;

@@ -64,6 +64,7 @@ def test_workers_that_train_on_equal_rows_of_their_own_are_told_once(
     session = SimpleNamespace(options=SimpleNamespace(batch="per-worker"))
     monkeypatch.setattr(fitting.world, "part", functools.cache(lambda kind: kind(None)))
     monkeypatch.setattr(fitting.world, "current", lambda: session)
+    monkeypatch.setattr(fitting.world, "is_initialized", lambda: True)
     monkeypatch.setattr(fitting, "fit_is_running", lambda: fits)
     comm: Any = _Asked(others)
     for fits in (False, True, True):  # an evaluation before may read the same

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -15,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from syrtos import __version__
+from syrtos.launch.worker.interpreters import version
 
 _PACKAGES = ("keras", "tensorflow", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")
 _PATIENCE = 60.0  # seconds
@@ -26,12 +25,7 @@ def local_versions() -> dict[str, str]:
     Packages that are not installed are left out.
     """
     found = {"python": platform.python_version(), "syrtos": __version__}
-    for name in _PACKAGES:
-        # What is not released yet stands under a name of its own.
-        for package in (f"{name}-nightly", name):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[name] = importlib.metadata.version(package)
-    return found
+    return found | {name: number for name in _PACKAGES if (number := version(name, absent=""))}
 
 
 def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:

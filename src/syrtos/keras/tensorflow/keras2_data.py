@@ -15,7 +15,7 @@ from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous
 from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import models, tf_internals
-from syrtos.keras.tensorflow.input import numbered_by_hand
+from syrtos.keras.tensorflow.input import dataset_by_hand
 from syrtos.keras.tensorflow.input_policy import cut_by_steps, is_own_shard
 
 if TYPE_CHECKING:
@@ -69,11 +69,7 @@ def single_batch(original: Method) -> Method:
     ) -> object:
         if world.sharing().world.size == 1:
             return original(strategy, *args, **kwargs)
-        numbering = types.SimpleNamespace(
-            experimental_distribute_dataset=lambda data: data.map(
-                lambda *batch: numbered_by_hand(batch)
-            )
-        )
+        numbering = types.SimpleNamespace(experimental_distribute_dataset=dataset_by_hand)
         return original(numbering, *args, **kwargs)
 
     return single_batch_iterator

@@ -1,8 +1,8 @@
 """The private symbols of Keras 3 that syrtos replaces on TensorFlow, with the reasons.
 
-They have been seen to work on Keras 3.13 to 3.16 (nightly). A patch wraps the original and falls back to it
-wherever the process is a world of one. `apply_all` is called by the import hook of `syrtos run`;
-nothing is patched in a process that syrtos did not start.
+They have been seen to work on Keras 3.13 to 3.16 (nightly). A patch wraps the original and falls
+back to it wherever the process is a world of one. `apply_all` is called by the import hook of
+`syrtos run`; nothing is patched in a process that syrtos did not start.
 """
 
 from __future__ import annotations

@@ -104,8 +104,10 @@ class TensorFlowFunction:
             batches = self._verified(batches, spec, steps)
         if self._partitioned is None:
             return self.function(batches)
-        if self.takes_batch_first and steps == 1 and hasattr(batches, "get_next_as_optional"):
-            batches = [_next_batch(batches)]
+        if self.takes_batch_first and steps == 1 and spec is not None:
+            batches = _next_batches(iter(batches), steps)
+            if not batches:
+                raise StopIteration
         failure = self._partitioned.failure
         with self._partitioned.naming_lines():
             try:
@@ -238,14 +240,6 @@ def _next_batches(iterator: Iterator[Any], steps: int) -> list[Any]:
         while len(found) < steps:
             found.append(next(iterator))
     return found
-
-
-def _next_batch(iterator: Any) -> object:
-    """Returns the next batch of an iterator of `tf.data`; raises StopIteration if there is none."""
-    found = iterator.get_next_as_optional()
-    if not found.has_value():
-        raise StopIteration
-    return found.get_value()
 
 
 def _share_by_hand(rows: object) -> TensorShare:

@@ -177,7 +177,14 @@ def make_counter() -> tf.Variable | None:
 
 
 class CountedDraw(Protocol):
-    """A random operation that is to draw by a counter in a variable."""
+    """A random operation that is to draw by a counter in a variable.
+
+    Attributes:
+        inputs: what its new node takes besides, by the names of its inputs.
+    """
+
+    @property
+    def inputs(self) -> Mapping[str, tf.Tensor]: ...
 
     def replace(self, node: Any) -> None:
         """Changes the operation's node into one that draws by the counter."""
@@ -188,21 +195,11 @@ class CountedDraw(Protocol):
         ...
 
 
-class Counters(Protocol):
-    """The counters of a program's random operations."""
-
-    def replacing(
-        self, operations: Sequence[tf.Operation], inputs: dict[str, tf.Tensor]
-    ) -> Mapping[str, CountedDraw]:
-        """Returns the random operations with counters, by name; adds to the ``inputs`` of nodes."""
-        ...
-
-
 def copy_operations(
     graph: TracedGraph,
     operations: Sequence[tf.Operation],
     found: Mapping[Any, tf.Tensor],
-    counters: Counters | None = None,
+    draws: Mapping[str, CountedDraw],
 ) -> list[tf.Tensor]:
     """Adds copies of operations to the current graph, all at once.
 
@@ -211,7 +208,7 @@ def copy_operations(
         operations: in topological order.
         found: tensors of the current graph, by references of those in ``graph`` that operations
             outside of ``operations`` make.
-        counters: those of random operations.
+        draws: random operations that are to draw by counters, by their names.
 
     Returns:
         The outputs of ``graph``.
@@ -225,7 +222,8 @@ def copy_operations(
     for operation in operations:
         outside = (tensor for tensor in operation.inputs if tensor.op.name not in names)
         inputs |= {tensor.name: current.capture(found[tensor.ref()]) for tensor in outside}
-    draws = counters.replacing(operations, inputs) if counters else {}
+    for draw in draws.values():
+        inputs |= draw.inputs
     for node in kept:
         # The others have run: this graph is a part of the one in which they are.
         own = [name for name in node.input if name[0] != "^" or name[1:] in names]

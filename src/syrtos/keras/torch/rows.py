@@ -107,7 +107,7 @@ def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[
         if not all(votes) and any(
             comm.agree("a worker had no batch at all?", float(batch is None and row is None))
         ):
-            row = _broadcast_row(comm, batch, next(r for r, vote in enumerate(votes) if vote))
+            row = _broadcast_row(comm, batch, votes.index(1.0))
         if batch is not None:
             row = keras.tree.map_structure(keras.ops.copy, _rows(batch, 0, 1))
         # `share_of` knows by this identity that the row does not count.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import socket
 import sys
@@ -56,12 +57,13 @@ def check(comm: Communicator, several_hosts: bool) -> None:
         )
 
 
-def version(name: str) -> str:
-    """Returns the version of an installed package, found without importing it."""
+def version(name: str, absent: str = "not installed") -> str:
+    """Returns the version of a package, found without importing it; ``absent`` where there is none."""
     # Only here: it takes 25 ms to import.
     import importlib.metadata
 
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    # What is not released yet stands under a name of its own.
+    for package in (name, f"{name}-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return absent

@@ -128,18 +128,14 @@ class DrawCounters:
                 world.part(KeptCounters).add(op.name, self._found[op.name])
         return self._found[op.name]
 
-    def replacing(
-        self, operations: Sequence[tf.Operation], inputs: dict[str, tf.Tensor]
-    ) -> dict[str, _CopiedDraw]:
-        """Returns the operations that have counters, by name; adds to the ``inputs`` of nodes."""
-        found: dict[str, _CopiedDraw] = {}
-        for op in operations:
-            if (generator := self.of(op)) is not None:
-                key, counter = generator.begin()
-                given = (key, counter, tf.constant(PHILOX))
-                inputs |= {f"{op.name}/{name}:0": t for name, t in zip(_INPUTS, given, strict=True)}
-                found[op.name] = _CopiedDraw(generator, counter)
-        return found
+    def copies_of(self, operations: Sequence[tf.Operation]) -> dict[str, _CopiedDraw]:
+        """Returns the operations that have counters, by name, as the current graph is to draw."""
+        found = ((op.name, self.of(op)) for op in operations)
+        return {
+            name: _CopiedDraw(name, generator, *generator.begin())
+            for name, generator in found
+            if generator is not None
+        }
 
 
 def draw_stateless(
@@ -160,13 +156,20 @@ def draw_stateless(
 class _CopiedDraw:
     """A random operation in a copied graph, which is to draw by a counter."""
 
+    name: str
     generator: DrawCounter
+    key: tf.Tensor
     counter: tf.Tensor
+
+    @property
+    def inputs(self) -> dict[str, tf.Tensor]:
+        given = (self.key, self.counter, tf.constant(PHILOX))
+        return {f"{self.name}/{name}:0": t for name, t in zip(_INPUTS, given, strict=True)}
 
     def replace(self, node: Any) -> None:
         shape, *bounds = [name for name in node.input if name[0] != "^"]
         waits = [name for name in node.input if name[0] == "^"]
-        own = [f"{node.name}/{name}" for name in _INPUTS]
+        own = [f"{self.name}/{name}" for name in _INPUTS]
         del node.input[:]
         node.input.extend([shape, *own, *bounds, *waits])
         dtype = node.attr["Tout" if bounds else "dtype"].type

@@ -195,9 +195,8 @@ class PartitionedStep:
             given = zip(of_batch, rows.whole_tensors(), strict=True)
             found = first.tensors() | {tensor.ref(): whole for tensor, whole in given}
             waiting = [op for op in after if op.type != "Placeholder"]
-            copied = tf_internals_emission.copy_operations(
-                graph, waiting, found, partitioner.counters
-            )
+            draws = partitioner.counters.copies_of(waiting) if partitioner.counters else {}
+            copied = tf_internals_emission.copy_operations(graph, waiting, found, draws)
             return copied or [tf.constant(0)]
 
         self._note(rows)

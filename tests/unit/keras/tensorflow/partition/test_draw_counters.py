@@ -61,7 +61,9 @@ def test_a_copy_of_a_graph_draws_by_the_counter_and_moves_it_on() -> None:
     def copied(rows: tf.Tensor) -> list[tf.Tensor]:
         waiting = [op for op in operations if op.type != "Placeholder"]
         found = {graph.inputs[0].ref(): rows}
-        return tf_internals_emission.copy_operations(graph, waiting, found, counters)
+        return tf_internals_emission.copy_operations(
+            graph, waiting, found, counters.copies_of(waiting)
+        )
 
     for rows in ROWS:
         np.testing.assert_array_equal(copied(tf.constant(rows))[0], draw(tf.constant(rows)))
