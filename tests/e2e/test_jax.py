@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -54,6 +55,23 @@ def test_workers_compute_what_one_process_computes(
     assert "compute + exchange" in capsys.readouterr().err
     assert "Gloo" not in done.stderr
     assert "recoverable" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
+def test_flax_and_orbax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """`OrbaxCheckpoint` runs on all workers where JAX's processes meet in it; else on rank 0."""
+    monkeypatch.setenv("KERAS_NNX_ENABLED", str(backend == "jax").lower())
+    found = []
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        done = run_anew(backend, workers, folder, SCRIPTS / "flax_and_orbax.py", folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "epochs saved: ['1']" in done.stdout
+        found.append(json.loads(done.stdout.split("found ")[1].splitlines()[0]))
+    for name, values in found[0].items():
+        np.testing.assert_allclose(found[1][name], values, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.long

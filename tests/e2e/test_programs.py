@@ -112,3 +112,20 @@ def test_sets_of_texts_have_one_order_on_all_workers(
         check=True,
     )
     assert orders[0] == orders[1] == plain.stdout.split()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_printed_at_exit_is_in_the_log_once(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "train.py").write_text(
+        "import atexit, sys\natexit.register(print, 'printed at exit')\n"
+        "atexit.register(print, 'told at exit', file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-m", "syrtos", "run", "-n", str(workers), "--run-dir", "run"]
+    done = subprocess.run(
+        [*command, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "printed at exit\n"
+    assert done.stderr.count("told at exit") == 1
+    for log in (tmp_path / "run" / "logs").glob("rank-*.log"):
+        assert sorted(log.read_text().splitlines()) == ["printed at exit", "told at exit"]

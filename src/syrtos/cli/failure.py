@@ -95,7 +95,9 @@ def _print_worker(failure: dict[str, Any], run_dir: Path, alike: bool) -> None:
         "\n`syrtos doctor SCRIPT` lists names that the installed Keras and TensorFlow do not have,"
         " and what to write instead." * bool(_OF_OLD_NAMES.search(failure["text"]))
     )
-    _say(f"{who}:\n\n{failure['text'].rstrip()}\n\n{outputs}{old}")
+    advice = "" if alike else failure.get("if_alone", "")
+    text = failure["text"].rstrip() + f"\n\nsyrtos: {advice}" * bool(advice)
+    _say(f"{who}:\n\n{text}\n\n{outputs}{old}")
 
 
 def _print_hung(outcome: Outcome, run_dir: Path) -> None:

@@ -157,6 +157,14 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def put_back_draws(self, draws: dict[str, Array]) -> None:
         """Continues after the steps that were left out; ``draws``: as `draws` gave it after them."""
 
+    def gather_rows(self, data: object) -> object:
+        """Returns the data that a script gives to a model, with all rows in this process.
+
+        ``data``: arrays in any structure, or any other kind of data, which is returned as it is.
+        All workers must call this.
+        """
+        return data
+
     def skip_batches(self, batches: Iterator[object], steps: int) -> None:
         """Draws up to ``steps`` batches as the training function would, without a step.
 

@@ -14,6 +14,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError, DataError
+from syrtos.given_seeds import GivenSeeds
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features import registry
 
@@ -64,18 +65,57 @@ def fit_is_running() -> bool:
 
 
 def refuse_other_threads(name: str) -> None:
-    """Refuses a call of a method that exchanges by another thread than the one in which `fit` runs.
+    """Refuses a call of a method that exchanges by another thread than the script's main thread.
 
     Raises:
         ConfigurationError: exchanges of two threads would meet each other's.
     """
+    if world.sharing().comm.size == 1:
+        return
     other = threading.get_ident() != world.part(_Fits).thread
-    if fit_is_running() and world.sharing().comm.size > 1 and other:
+    if fit_is_running() and other:
         raise ConfigurationError(
             f"`{name}` was called by another thread than the one in which `fit` runs, as by a"
             " generator or a `PyDataset` of batches. The workers exchange in both, in no common"
             " order. Compute what it gives before `fit`, or call the model itself there, which"
             " exchanges nothing: `model(x, training=False)`."
+        )
+    # What a framework has set for all models, as JAX's distribution, holds in this thread alone.
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError(
+            f"`{name}` was called in a thread that the script has started, on several workers:"
+            " these exchange in each step, and their threads have no common order. Train models in"
+            " the main thread, one after another; `syrtos tune` runs trials of a script beside each"
+            " other."
+        )
+
+
+def call_together(name: str) -> None:
+    """Waits until all workers call a method of a model; compares the seeds that their scripts gave.
+
+    Raises:
+        OutOfStepError: they call different methods.
+        ConfigurationError: see `refuse_other_threads`.
+    """
+    refuse_other_threads(name)
+    session = world.sharing()
+    digests = session.comm.agree(f"model.{name}", world.part(GivenSeeds).digest())
+    if len(set(digests)) > 1 and session.options.batch != "per-worker":
+        _tell_unequal_seeds(session.comm)
+
+
+def _tell_unequal_seeds(comm: Communicator) -> None:
+    """Says which lines of the script gave a generator another seed on each worker."""
+    everyone = comm.allgather_object(world.part(GivenSeeds).by_line)
+    # A line that one worker alone has run is the script's decision.
+    lines = set.intersection(*map(set, everyone))
+    unequal = sorted(line for line in lines if len({seeds[line] for seeds in everyone}) > 1)
+    if unequal and comm.rank == 0:
+        print(
+            f"syrtos: the workers have given generators unequal seeds at {', '.join(unequal)}. What"
+            " the script draws from them differs between the workers, and is not what one process"
+            " draws. Give a constant, or no seed at all: then all workers begin with the same.",
+            file=sys.stderr,
         )
 
 

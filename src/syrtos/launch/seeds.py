@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import itertools
 import os
 import random
@@ -14,21 +15,24 @@ import sys
 import sysconfig
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
+from syrtos.given_seeds import GivenSeeds
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
 
 
 # The folders of Python, of installed packages, and of syrtos.
-_OTHERS = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")),
-    str(Path(__file__).parents[1]),
-)
+_PYTHON = sysconfig.get_path("stdlib")
+_PACKAGES = (sysconfig.get_path("platlib"), sysconfig.get_path("purelib"))
+_OTHERS = (_PYTHON, *_PACKAGES, str(Path(__file__).parents[1]), "<frozen ")
+_SEED_LENGTH = 80  # letters of a seed that are kept
 
 
 class _Drawn:
@@ -37,7 +41,8 @@ class _Drawn:
     def __init__(self) -> None:
         self.by_script: set[str] = set()
         self.rank: int | None = None  # where workers draw apart
-        self.numbers = itertools.count()
+        # Of seeds, for each line that asked for them.
+        self.numbers: Counter[str] = Counter()
         # this process's number among the children of its parent, and so on
         self.line: tuple[int, ...] = ()
         self.names = itertools.count()
@@ -60,7 +65,7 @@ class _Drawn:
     def begin_child_series(self) -> None:
         """Begins a new series of seeds in a child that was forked."""
         self.line, self._children = (*self.line, self._children), 0
-        self.numbers, self.names = itertools.count(), itertools.count()
+        self.numbers, self.names = Counter(), itertools.count()
 
 
 _drawn = _Drawn()
@@ -78,10 +83,12 @@ def agree(comm: Communicator, run_dir: str) -> None:
     """Seeds Python's and NumPy's generators alike on all workers: scripts build and shuffle alike.
 
     TensorFlow's seed follows. The launcher may have given the seed: all generations of a run have
-    the same. The script's `uuid.uuid4` gives the same on all workers too, as files and folders are
-    named by it; another run, in another folder, draws others.
+    the same. Generators that are made later without a seed begin alike as well. The script's
+    `uuid.uuid4` gives the same on all workers too, as files and folders are named by it; another
+    run, in another folder, draws others.
     """
     import numpy as np
+    from numpy.random import bit_generator
 
     given = settings.environment().get(settings.SEED_VARIABLE)
     seed = comm.broadcast_object(int(given) if given else random.SystemRandom().randrange(2**31))
@@ -92,6 +99,10 @@ def agree(comm: Communicator, run_dir: str) -> None:
     random.seed = _common_unless_given("random", random.seed)
     np.random.seed = _common_unless_given("numpy", np.random.seed)
     np.random.default_rng = _common_unless_given("", np.random.default_rng)
+    random.Random.seed = _common_unless_given("", random.Random.seed)
+    # NumPy's bit generators, and `RandomState`, take their entropy from here (NumPy 1.26 to 2.5).
+    numpys: Any = bit_generator
+    numpys.randbits = _common_bits(numpys.randbits)
     uuid.uuid4 = _common_to_script(uuid.uuid4, run_dir)
 
 
@@ -111,17 +122,73 @@ def part(rank: int) -> int:
 def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function that takes fresh entropy where it is given no seed.
 
-    All workers then take the same seed.
+    All workers then take the same seed, unless Python's own library asks, which names temporary
+    files by it. A method's first argument is its object.
     """
+    from syrtos.comm import world
+
+    is_method = inspect.isfunction(original)
 
     @functools.wraps(original)
     def seed(*args: Any, **kwargs: Any) -> Any:
-        if all(value is None for value in (*args, *kwargs.values())):
-            return original(_next_seed())
+        own, given = args[:is_method], args[is_method:]
+        if all(value is None for value in (*given, *kwargs.values())):
+            # None where it is to be fresh entropy.
+            return original(*own, _next_seed())
         _drawn.note_seed(name)
+        if line := _line(_frame_of_script(sys._getframe(1))):
+            world.part(GivenSeeds).note(line, repr((given, kwargs))[:_SEED_LENGTH])
         return original(*args, **kwargs)
 
     return seed
+
+
+def _common_bits(original: Callable[[int], int]) -> Callable[[int], int]:
+    """Wraps `secrets.randbits`, as NumPy calls it: all workers draw the same bits."""
+
+    def randbits(count: int) -> int:
+        seed = _next_seed()
+        if seed is None:
+            return original(count)
+        digest = hashlib.shake_256(str(seed).encode()).digest(count // 8 + 1)
+        return int.from_bytes(digest, "little") % 2**count
+
+    return randbits
+
+
+def _next_seed() -> int | None:
+    """Returns the next of a series of seeds, the same on all workers unless they draw apart.
+
+    None if a part of Python's own library asks, from outside of the caller's module.
+    """
+    # The frames of this function and of the wrapper that calls it are left out.
+    asking: FrameType | None = sys._getframe(2)
+    while asking is not None and asking.f_code.co_filename == random.__file__:
+        asking = asking.f_back
+    if asking is None or _is_pythons(asking.f_code.co_filename):
+        return None
+    # A series for each line: another line may be run by one worker alone.
+    asked_at = f"{_line(asking)} {_line(_frame_of_script(asking))}"
+    _drawn.numbers[asked_at] += 1
+    words = (
+        settings.common_seed(), _drawn.rank, _drawn.line, asked_at, _drawn.numbers[asked_at]
+    )  # fmt: skip
+    return zlib.crc32(repr(words).encode())
+
+
+def _is_pythons(file: str) -> bool:
+    return file.startswith(_PYTHON) and not file.startswith(_PACKAGES)
+
+
+def _frame_of_script(frame: FrameType | None) -> FrameType | None:
+    """Returns the innermost frame of the script's own files, from a frame outwards."""
+    while frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(_OTHERS):
+        frame = frame.f_back
+    return frame
+
+
+def _line(frame: FrameType | None) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
 
 def _common_to_script(original: Callable[[], uuid.UUID], run_dir: str) -> Callable[[], uuid.UUID]:
@@ -132,17 +199,11 @@ def _common_to_script(original: Callable[[], uuid.UUID], run_dir: str) -> Callab
 
     @functools.wraps(original)
     def uuid4() -> uuid.UUID:
-        caller = sys._getframe(1).f_code.co_filename
-        if _drawn.rank is not None or os.path.abspath(caller).startswith(_OTHERS):
+        caller = sys._getframe(1)
+        if _drawn.rank is not None or _frame_of_script(caller) is not caller:
             return original()
         words = (settings.common_seed(), run_dir, _drawn.line, next(_drawn.names))
         digest = hashlib.sha256(repr(words).encode()).digest()
         return uuid.UUID(bytes=digest[:16], version=4)
 
     return uuid4
-
-
-def _next_seed() -> int:
-    """Returns the next of a series of seeds, the same on all workers unless they draw apart."""
-    words = (settings.common_seed(), _drawn.rank, _drawn.line, next(_drawn.numbers))
-    return zlib.crc32(repr(words).encode())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import random
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.errors import DataError, DivergenceError
+from syrtos.errors import ConfigurationError, DataError, DivergenceError
 from syrtos.keras.tensorflow.input import iterating
 from syrtos.keras.tensorflow.partition import loop_functions
 from syrtos.records import record_of
@@ -213,9 +216,42 @@ def fresh_seeds() -> None:
         np.random.random(),
         np.random.default_rng().random(),
         np.random.default_rng(None).random(),
+        *(np.random.RandomState().random_sample() for _ in range(2)),
+        np.random.Generator(np.random.PCG64()).random(),
+        np.random.Generator(np.random.Philox(np.random.SeedSequence())).random(),
+        *(random.Random().random() for _ in range(2)),
+        float(tf.random.Generator.from_non_deterministic_state().uniform(())),
+        float(tf.random.get_global_generator().uniform(())),
     ]
+    # Another line, which one worker alone runs, does not move the series of these.
+    if COMM.rank == 1:
+        np.random.default_rng()
+        random.Random()
+    drawn += [np.random.default_rng().random(), random.Random().random()]
     assert equal_everywhere(drawn)
-    assert len(set(drawn)) == 3
+    assert len(set(drawn)) == len(drawn)
+    # Python's own library names temporary files by such numbers.
+    names = COMM.allgather_object(os.path.basename(tempfile.mktemp()))
+    assert len(set(names)) == COMM.size
+
+
+def threads() -> None:
+    """`fit` in a thread of the script's own, or in two at once, is refused before training."""
+    refused: list[str] = []
+
+    def train() -> None:
+        try:
+            model().fit(*data(), verbose=0)
+        except ConfigurationError as error:
+            refused.append(str(error))
+
+    for count in (1, 2):
+        started = [threading.Thread(target=train) for _ in range(count)]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+    assert ["a thread that the script has started" in text for text in refused] == [True] * 3
 
 
 def own_folders() -> None:

@@ -54,7 +54,88 @@ def one_program() -> None:
     found["loss with mixed rows"] = mixing.fit(*data(25), batch_size=9, verbose=0).history["loss"]
     sorting = model(Sorting(), keras.layers.Dense(8))
     found["loss with sorted rows"] = sorting.fit(*data(25), batch_size=9, verbose=0).history["loss"]
+    found.update(numbers_beside_rows())
+    found["loss of rows on a mesh"] = rows_on_a_mesh()
+    found["calls of a step"] = calls_of_a_step()
     written("one_program", built, found)
+
+
+class Scaling(keras.Model):
+    """Takes a number, a whole number and a table beside the rows of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x["a rows"]) * x["scale"] + keras.ops.sum(x["table"]) + x["whole"]
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        rng = np.random.default_rng(index)
+        beside = {"scale": np.float32(2), "whole": np.asarray(3), "table": rng.random((4, 2))}
+        return {"a rows": rng.random((7, 8)), **beside}, rng.random((7, 2)), np.ones(7)
+
+
+def numbers_beside_rows() -> dict[str, Any]:
+    keras.utils.set_random_seed(4)
+    scaling, batches = Scaling(), Batches()
+    scaling.compile("sgd", "mse")
+    return {
+        "loss of numbers beside rows": scaling.fit(batches, verbose=0).history["loss"],
+        "loss of one such batch": [scaling.train_on_batch(*batches[5])],
+    }
+
+
+def rows_on_a_mesh() -> list[float]:
+    """Rows that the script has put on a device, or on a mesh of all, before it trains."""
+    rows = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(np.array(jax.devices()), ("rows",)), jax.sharding.PartitionSpec("rows")
+    )
+    x, y = data(36)
+    built = model()
+    on_mesh, on_device = jax.device_put(x, rows), jax.device_put(y, jax.devices()[0])
+    trained = built.fit(on_mesh, on_device, batch_size=9, verbose=0, validation_split=0.25)
+    drawn = ((on_mesh[i : i + 9], on_device[i : i + 9]) for i in (0, 9))
+    more = built.fit(drawn, verbose=0, validation_data=(on_mesh, jax.device_put(y, rows)))
+    return [
+        *trained.history["val_loss"],
+        *more.history["val_loss"],
+        *built.evaluate(on_mesh, on_device, batch_size=9, verbose=0),
+        *built.test_on_batch(on_mesh, on_device),
+        float(np.sum(built.predict(on_mesh, batch_size=9, verbose=0))),
+    ]
+
+
+class Calling(keras.layers.Layer):
+    """Calls a Python function in each step, alone and in a loop."""
+
+    seen: list[float] = []
+
+    def call(self, x: Any) -> Any:
+        jax.debug.callback(lambda rows: self.seen.append(float(rows.sum())), x)
+
+        def add(total: Any, column: Any) -> Any:
+            jax.debug.callback(lambda rows: self.seen.append(len(rows)), column)
+            return total + column.sum(), None
+
+        total, _ = jax.lax.scan(add, jax.numpy.zeros(()), x.T)
+        return x + 0.01 * total
+
+
+def calls_of_a_step() -> list[float]:
+    """What a function that a compiled step calls has kept, on every worker."""
+    Calling.seen.clear()
+    built = model(Calling())
+    built.fit(*data(25), batch_size=9, verbose=0)
+    jax.effects_barrier()
+    kept = sorted(Calling.seen)
+    assert len({tuple(np.round(each, 3)) for each in COMM.allgather_object(kept)}) == 1
+    return kept
 
 
 def cleared_session() -> None:
@@ -66,10 +147,18 @@ def cleared_session() -> None:
 
 
 def steps_that_are_not_compiled() -> None:
+    """Each worker computes whole batches, whose rows Python code can read."""
     x, y = data(40)
+
+    def largest(_: Any, predicted: Any) -> Any:
+        # While the model is built nothing has a value yet.
+        is_traced = isinstance(predicted, keras.KerasTensor | jax.core.Tracer)
+        return predicted.ndim if is_traced else float(np.asarray(predicted).max())
+
     for options in ({"run_eagerly": True}, {"jit_compile": False}):
         built = model()
-        built.compile("adam", "mse", **options)
+        built.compile("adam", "mse", metrics=[largest], **options)
+        assert built.evaluate(x, y, batch_size=10, verbose=0)[1] > 0
         built.fit(x, y, batch_size=9, verbose=0)
         assert is_shared(built)
         np.testing.assert_allclose(built.predict(x, batch_size=10, verbose=0), built(x), rtol=1e-5)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from syrtos.errors import ConfigurationError
+from syrtos.given_seeds import GivenSeeds
 from syrtos.keras import fitting
 
 
@@ -37,9 +38,34 @@ def test_another_thread_than_that_of_fit_is_refused(
         thread.join()
 
     fitting.inside_fit(fit)()
-    fit()
-    assert len(refused) == (workers > 1)
     assert all("`predict` was called by another thread" in text for text in refused)
+    fit()
+    assert len(refused) == 2 * (workers > 1)
+    assert all("a thread that the script has started" in text for text in refused[1:])
+
+
+def test_lines_that_give_unequal_seeds_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    everyone = [{"a.py:1": "1", "a.py:2": "5"}, {"a.py:1": "1", "a.py:2": "6", "a.py:9": "7"}]
+    comm = SimpleNamespace(
+        size=2,
+        rank=0,
+        agree=lambda name, mine: [mine, mine + 1],
+        allgather_object=lambda mine: [mine, everyone[1]],
+    )
+    session = SimpleNamespace(comm=comm, options=SimpleNamespace(batch="global"))
+    monkeypatch.setattr(fitting.world, "sharing", lambda: session)
+    monkeypatch.setattr(fitting, "refuse_other_threads", lambda name: None)
+    mine = GivenSeeds(session)
+    monkeypatch.setattr(fitting.world, "part", lambda kind: mine)
+    for line, seed in everyone[0].items():
+        mine.note(line, seed)
+    fitting.call_together("fit")
+    assert "unequal seeds at a.py:2." in capsys.readouterr().err
+    mine.note("a.py:1", "8")  # after the comparison
+    assert mine.digest() == 0.0
+    assert mine.by_line == everyone[0]
 
 
 class _Asked:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextvars import ContextVar
+from numbers import Number
 from typing import TYPE_CHECKING, cast
 
 import jax
@@ -18,6 +21,7 @@ from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.records import read_record, record_of
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
@@ -27,6 +31,25 @@ if TYPE_CHECKING:
 
     # Keras's own layout, or the one that JAX makes of it.
     Layout = distribution_lib.TensorLayout | NamedSharding
+
+
+# Whether this thread traces a step over all workers' devices.
+_traces_step: ContextVar[bool] = ContextVar("traces_step", default=False)
+
+
+@contextlib.contextmanager
+def tracing_step() -> Iterator[None]:
+    """Context manager around the trace of a step over the devices of all workers."""
+    with set_within(_traces_step, True):
+        yield
+
+
+def traces_step() -> bool:
+    """Returns whether this thread traces a step over the devices of all workers.
+
+    A function that the script compiles itself may be this worker's alone.
+    """
+    return _traces_step.get()
 
 
 @dataclasses.dataclass
@@ -128,26 +151,46 @@ def put_value(value: npt.ArrayLike, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: np.array(whole[index]))
 
 
-def put_leaf(batch: npt.ArrayLike | None, layout: Layout, batch_dim_name: str) -> jax.Array | None:
-    """Puts a leaf of a batch on the devices, split where its rows can be split evenly.
+def put_batch(original: Method, batch: object, layouts: object = None) -> object:
+    """Wraps Keras's `_distribute_data` to put a batch that every process holds on the devices.
 
-    Else it is whole on each device. Where each process has rows of its own, these make up the
-    array.
+    The rows of a leaf are split where they can be split evenly; else the leaf is whole on each
+    device, as a single number is. Where each process has rows of its own, these make up the array.
+
+    Args:
+        original: is called while no array is spread over devices.
+        batch: arrays and numbers in any structure.
+        layouts: those that Keras knows from an earlier batch. They are not needed.
 
     Raises:
-        DataError: the leaf is no dense array.
+        DataError: a leaf is no dense array.
     """
-    if batch is None:
-        return None
-    if not hasattr(batch, "__array__"):
+    if not is_distributed():
+        return original(batch, layouts)
+    return jax.tree.map(_put_leaf, batch)
+
+
+def _put_leaf(leaf: npt.ArrayLike) -> jax.Array:
+    if not (hasattr(leaf, "__array__") or isinstance(leaf, Number)):
         raise DataError(
             "Batches on several workers must be dense arrays with JAX. Received:"
-            f" {type(batch).__name__}."
+            f" {type(leaf).__name__}."
         )
-    sharding = _sharding_of(layout)
+    rows, current = np.asarray(leaf), _current()
+    if not rows.ndim:
+        return put_value(rows, replicated_sharding())
+    sharding = _sharding_of(current.get_data_layout(rows.shape))
     if has_own_rows():
-        return jax.make_array_from_process_local_data(sharding, np.asarray(batch))
-    return _put_whole_leaf(np.asarray(batch), sharding, batch_dim_name)
+        return jax.make_array_from_process_local_data(sharding, rows)
+    return _put_whole_leaf(rows, sharding, current.batch_dim_name)
+
+
+def make_whole(batch: object) -> object:
+    """Returns the batch of a step that is not compiled, with all rows on each device.
+
+    Python code of the script's can then read them, e.g. by `numpy.asarray`.
+    """
+    return jax.device_put(batch, replicated_sharding())
 
 
 def _sharding_of(layout: Layout) -> NamedSharding:
@@ -204,7 +247,9 @@ def _stay_local(
     )
 
 
-def put_tensor(original: Method, value: jax.Array | npt.ArrayLike, layout: Layout) -> jax.Array:
+def put_tensor(
+    original: Method, value: jax.Array | npt.ArrayLike | None, layout: Layout
+) -> jax.Array | None:
     """Wraps Keras's `distribute_tensor` to put a value on devices without a collective.
 
     This applies to a value that every process holds.
@@ -213,9 +258,10 @@ def put_tensor(original: Method, value: jax.Array | npt.ArrayLike, layout: Layou
     # ends the run where one worker alone assigns. `fit`, `evaluate`, `predict` and the methods for
     # one batch compare the variables of all workers.
     sharding = _sharding_of(layout)
-    # A value of a step that is being traced is on no device.
-    if isinstance(value, Tracer) or sharding.is_fully_addressable:
-        return original(value, layout)
+    # A value of a step that is being traced is on no device. Variables of Flax's NNX are emptied by
+    # assigning None.
+    if value is None or isinstance(value, Tracer) or sharding.is_fully_addressable:
+        return value if value is None else original(value, layout)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return original(value, layout)
     return put_value(value, sharding)

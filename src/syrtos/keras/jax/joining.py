@@ -7,7 +7,9 @@ import functools
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -16,6 +18,9 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import rendezvous
 from syrtos.keras.jax import jax_internals
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import R
 
 # Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without
 # a word of the cause, is to wait for longer.
@@ -69,6 +74,7 @@ def join() -> None:
         if address.startswith(_SOCKET):
             shutil.rmtree(Path(address.removeprefix(_SOCKET)).parent, ignore_errors=True)
     jax.distributed.initialize = _joined_already
+    jax.device_put = _putting_on_own(jax.device_put)
     atexit.register(_leave, os.getpid())
 
 
@@ -111,6 +117,22 @@ def _leave(pid: int) -> None:
     jax.distributed.shutdown()
     if comm.rank > 0:
         comm.agree("left JAX")
+
+
+def _putting_on_own(original: Callable[..., R]) -> Callable[..., R]:
+    """Wraps `jax.device_put`: a device of another worker stands for this worker's own.
+
+    A script that names a single device, e.g. `jax.devices()[0]`, means one of its own process.
+    """
+
+    @functools.wraps(original)
+    def device_put(x: object, device: Any = None, **options: object) -> R:
+        if isinstance(device, jax.Device) and device.process_index != jax.process_index():
+            own = jax.local_devices(backend=device.platform)
+            device = own[device.local_hardware_id or 0]
+        return original(x, device, **options)
+
+    return device_put
 
 
 def _joined_already(*args: object, **kwargs: object) -> None:

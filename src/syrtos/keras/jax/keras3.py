@@ -22,6 +22,7 @@ from syrtos.keras.jax import (
     distribution,
     finite_steps,
     joining,
+    python_calls,
     recurrent,
     sharded_update,
     step,
@@ -29,6 +30,7 @@ from syrtos.keras.jax import (
 )
 from syrtos.keras.jax.variables import Jax, gather_array, is_split
 from syrtos.keras.patching import Method, Patch
+from syrtos.keras.split import verdicts
 from syrtos.keras.trainer import methods
 from syrtos.topology import check_servers
 
@@ -122,7 +124,8 @@ def _batches(original: Method) -> Method:
                 self.steps_per_execution = steps
         if stream:
             return batches.timed_batches(_planned_batches(stream))
-        compared = batches.compared_batches(adapter.get_jax_iterator(), step.check_sums)
+        drawn = map(backend.active().gather_rows, adapter.get_jax_iterator())
+        compared = batches.compared_batches(drawn, step.check_sums)
         return batches.timed_batches(jax_trainer._distribute_data(batch) for batch in compared)
 
     return get_iterator
@@ -149,15 +152,22 @@ def _meeting_steps(original: Method) -> Method:
         out_shardings: step.StateShardings = None,
         concatenate_outputs: bool = False,
     ) -> Steps:
+        session = world.current()
         if compiles and self.jit_compile and not self.run_eagerly:
             # The trainer's `jit`, in whose place `step.compile_step` stands on several workers.
             compiler: Any = jax_trainer
             step_function = compiler.jit(
                 step_function, donate_argnums=0, out_shardings=out_shardings
             )
+        elif session.world.size > 1 and not isinstance(step_function, step.TimedStep):
+            verdicts.tell(
+                "it is not compiled",
+                session,
+                f"`{step_function.__name__}` of {self.name}",
+            )
         timed = step.make_timed(step_function)
         together: Step = timed
-        if world.current().options.verifies:
+        if session.options.verifies:
             together = verifying.verify_first_call(self, timed.raw, timed)
         if finite.is_asked():
             together = functools.partial(finite_steps.step_and_tell, self, together)
@@ -252,10 +262,10 @@ PATCHES = [
     Patch("keras:Model", "predict_on_batch", _on_batch, _EQUAL),
     *_INPUT,
     Patch(
-        "keras.src.backend.jax.distribution_lib",
-        "distribute_data_input",
-        lambda _: functools.partial(distribution.put_leaf),
-        "Every process holds the whole batch; the original takes it for a part.",
+        _TRAINER,
+        "_distribute_data",
+        lambda original: functools.partial(distribution.put_batch, original),
+        "Every process holds the whole batch; the original takes it for a part, and numbers for rows.",
     ),
     Patch(
         "keras.src.backend.jax.distribution_lib",
@@ -282,6 +292,12 @@ PATCHES = [
         "shuffle",
         _shuffling_whole,
         "XLA ends the process where it sorts along rows that it has split (JAX 0.10).",
+    ),
+    Patch(
+        "jax.debug",
+        "callback",
+        python_calls.debug_callback,
+        "What the function keeps would be rank 0's alone.",
     ),
     # GRU's and LSTM's have loops of their own.
     *(

@@ -8,10 +8,8 @@ takes 5 so; one process takes 2).
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +19,6 @@ from keras.src.backend.common.stateless_scope import StatelessScope, get_statele
 from keras.src.layers.rnn import conv_lstm, gru, lstm, simple_rnn, stacked_rnn_cells
 
 from syrtos.keras.jax import distribution
-from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     import keras
@@ -34,21 +31,6 @@ _CELLS = (conv_lstm.ConvLSTMCell, gru.GRUCell, lstm.LSTMCell, simple_rnn.SimpleR
 _MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
 
-# Whether this thread traces a step over all workers' devices.
-_traces_step: ContextVar[bool] = ContextVar("traces_step", default=False)
-
-
-@contextlib.contextmanager
-def tracing_step() -> Iterator[None]:
-    """Context manager around the trace of a step over the devices of all workers.
-
-    A function that the script compiles itself may be this worker's alone: outside of it no layer is
-    split.
-    """
-    with set_within(_traces_step, True):
-        yield
-
-
 def inner_loop(original: Method) -> Method:
     """Wraps `RNN.inner_loop`, and those of its subclasses: the loop over the time steps."""
 
@@ -57,7 +39,7 @@ def inner_loop(original: Method) -> Method:
     ) -> Any:
         rows = (
             distribution.rows_sharding()
-            if _traces_step.get() and isinstance(sequences, Tracer)
+            if distribution.traces_step() and isinstance(sequences, Tracer)
             else None
         )
         batched = (sequences, initial_state, mask)

@@ -13,7 +13,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
-from syrtos.keras.jax import distribution, joining, recurrent, sorting
+from syrtos.keras.jax import distribution, joining, sorting
 from syrtos.keras.jax.variables import await_arrays, gather_array, is_split
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def compile_step(
         return jax.jit(step, donate_argnums=donate_argnums)
 
     def on_all_devices(state: State, data: object) -> tuple[object, State]:
-        with recurrent.tracing_step():
+        with distribution.tracing_step():
             return sorting.compute_split(step, state, data)
 
     replicated = distribution.replicated_sharding()
@@ -64,22 +64,24 @@ def compile_step(
 def make_timed(function: Step) -> TimedStep:
     """Returns a step as workers make it together, also one that is not compiled.
 
-    A step is not compiled with `run_eagerly` or `jit_compile=False`. Of a step that is not compiled
-    each worker computes uneven batches whole; the outputs of even ones are gathered.
+    A step is not compiled with `run_eagerly` or `jit_compile=False`. Each worker computes it on
+    whole batches.
     """
     if isinstance(function, TimedStep):
         return function
     if world.current().world.size == 1:  # no output is split
         return TimedStep(function, function)
 
-    def gather_outputs(state: State, data: object) -> tuple[object, State]:
-        outputs, state = function(state, data)
-        return (
-            jax.tree.map(lambda leaf: gather_array(leaf) if is_split(leaf) else leaf, outputs),
-            state,
-        )
+    def on_whole_batch(state: State, data: object) -> tuple[object, State]:
+        outputs, state = function(state, distribution.make_whole(data))
+        # They are split where weights are.
+        return jax.tree.map(_gather_output, outputs), state
 
-    return TimedStep(gather_outputs, function)
+    return TimedStep(on_whole_batch, function)
+
+
+def _gather_output(output: jax.Array) -> jax.Array | np.ndarray:
+    return gather_array(output) if is_split(output) else output
 
 
 def make_steps(step: Step, count: int, concatenates: bool) -> Steps:
@@ -123,11 +125,9 @@ class TimedStep:
             # A worker that does something else, or is late, is named here: XLA's own exchange would
             # wait for ever.
             _agree_on_shapes(shapes)
-        start, stop = share_of(
-            shapes[0][0][0] if shapes and shapes[0][0] else 1,
-            session.world.rank,
-            session.world.size,
-        )
+        # The last leaf with rows is a target or a weight, where there are any.
+        rows = [shape[0] for shape, _ in shapes if shape] or [1]
+        start, stop = share_of(rows[-1], session.world.rank, session.world.size)
         session.ledger.count(stop - start)
         # XLA compiles a step for each kind of batch: that is no computation of the step.
         with session.ledger.span("compute" if shapes in self._traced else "trace"):

@@ -72,6 +72,12 @@ class Jax(Backend):
     def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return gathering_variables(model)
 
+    def gather_rows(self, data: object) -> object:
+        # Arrays that the script has put on a mesh of all devices.
+        if not any(map(is_split, jax.tree.leaves(data))):
+            return data
+        return jax.tree.map(lambda leaf: gather_array(leaf) if is_split(leaf) else leaf, data)
+
     def settle(self, model: Model) -> None:
         # During an epoch the trainer keeps the arrays of the last step by itself.
         cast("keras.Model", model).jax_state_sync()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import tensorflow as tf
@@ -44,14 +43,6 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
     size = world.sharing().world.size
     if size == 1 or isinstance(strategy, Strategy):
         return
-    # TensorFlow's threads have default strategies of their own.
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError(
-            "A model was made in a thread that the script has started, and is trained on several"
-            " workers: these exchange in each step, and their threads have no common order. Make and"
-            " train models in the main thread, one after another; `syrtos tune` runs trials of a"
-            " script beside each other."
-        )
     raise ConfigurationError(
         f"The model is trained under {type(strategy).__name__}, which knows nothing of the"
         f" {size} workers: each would train alone. Remove the strategy's scope from the script,"

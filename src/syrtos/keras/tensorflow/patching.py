@@ -50,6 +50,7 @@ def patch_tensorflow() -> None:
     tf_internals.watch_tracing(timing.tracing)
     replace(tf.data.Dataset, "__iter__", iterating)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
+    replace(tf.random.Generator, "from_non_deterministic_state", reproducible.begun_alike)
     tf_internals_random.draw_from_given_seeds(reproducible.is_seed_of_run)
     tf_internals_random.draw_by_rank(
         TensorFlow().rank_to_seed,
@@ -141,8 +142,7 @@ def agreeing(original: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(original)
     def method(self: Model, *args: object, **kwargs: object) -> R:
         name = original.__name__
-        fitting.refuse_other_threads(name)
-        world.sharing().comm.agree(f"model.{name}")
+        fitting.call_together(name)
         with (
             giving_whole_batches(models.takes_whole_batches(self, name, world.sharing())),
             ignoring_policy() if name == "predict" else contextlib.nullcontext(),

@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from syrtos import settings
@@ -187,6 +188,22 @@ def _is_ours(parallel: bool, draws: _Draws) -> bool:
     if parallel and not world.explicit():
         return True
     return draws.unseeded and is_seed_of_run(tf_internals.global_seed())
+
+
+def begun_alike(original: Callable[..., tf.random.Generator]) -> Callable[..., tf.random.Generator]:
+    """Wraps `Generator.from_non_deterministic_state`: a generator begins alike on all workers.
+
+    The global generator of a script that sets no seed is made by it too.
+    """
+
+    def generator(*args: object, **kwargs: object) -> tf.random.Generator:
+        made = original(*args, **kwargs)
+        # NumPy's entropy is the same on all workers of a run, as Python's is.
+        state = np.random.SeedSequence().generate_state(int(np.size(made.state)), np.uint64)
+        made.state.assign(state.view(np.int64))
+        return made
+
+    return generator
 
 
 class _SeedsOfGraphs:

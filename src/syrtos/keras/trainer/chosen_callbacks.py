@@ -42,11 +42,15 @@ def callbacks_of_worker(chosen: list[object]) -> list[object]:
 
 
 def _saves_together(callback: object) -> bool:
-    """Returns whether all workers must run the callback, to gather the model that it saves.
+    """Returns whether all workers must run a callback that saves the model.
 
-    One worker writes the file.
+    They gather it, and one worker writes the file; or the callback lets JAX's processes meet by
+    itself.
     """
-    return backend.active().splits_variables() and not _SAVERS.isdisjoint(_kinds(callback))
+    kinds, active = _kinds(callback), backend.active()
+    return (active.splits_variables() and not _SAVERS.isdisjoint(kinds)) or (
+        active.global_program and "OrbaxCheckpoint" in kinds
+    )
 
 
 def _kinds(callback: object) -> set[str]:

@@ -6,12 +6,12 @@ All workers call the same methods, with equal weights and batches, or shares of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, Protocol, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, cast
 
 import keras
 
 from syrtos.comm import world
-from syrtos.keras import fitting, keras_internals
+from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import registry
@@ -31,24 +31,33 @@ if TYPE_CHECKING:
 
 
 _BATCH = ("x", "y", "sample_weight")
+_ROWS = (*_BATCH, "validation_data")
 
 
-def method(original: Callable[P, R]) -> Callable[P, R]:
+def _gather_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the arguments of a method that takes rows, with all rows in this process."""
+    gather = backend.active().gather_rows
+    return gather(args), {
+        name: gather(value) if name in _ROWS else value for name, value in kwargs.items()
+    }
+
+
+def method(original: Callable[Concatenate[Model, P], R]) -> Callable[Concatenate[Model, P], R]:
     """Wraps `fit`, `evaluate` or `predict`: all workers must call the same method.
 
     Else they get an error that says which rank calls which.
     """
     timed = timing.part_of_run(original)
 
-    def together(*args: P.args, **kwargs: P.kwargs) -> R:
-        fitting.refuse_other_threads(original.__name__)
-        world.sharing().comm.agree(f"model.{original.__name__}")
-        return timed(*args, **kwargs)
+    def together(self: Model, *args: P.args, **kwargs: P.kwargs) -> R:
+        fitting.call_together(original.__name__)
+        given, named = _gather_rows(args, kwargs)
+        return timed(self, *given, **named)
 
     return together
 
 
-def fit(original: Callable[P, R]) -> Callable[P, R]:
+def fit(original: Callable[Concatenate[Model, P], R]) -> Callable[Concatenate[Model, P], R]:
     """Wraps `fit`, which Ctrl-C ends on all workers at the same step."""
     return interrupts.hold_sigint(fitting.inside_fit(method(original)))
 
@@ -61,10 +70,9 @@ def on_batch(
     def of_equal_batches(self: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         fitting.refuse_other_threads(original.__name__)
         replicas.compute_equal(world.sharing().comm, self, original.__name__)
-        batches.check_equal(
-            (args, {name: kwargs[name] for name in _BATCH if name in kwargs}), check
-        )
-        return original(self, *args, **kwargs)
+        given, named = _gather_rows(args, kwargs)
+        batches.check_equal((given, {name: named[name] for name in _BATCH if name in named}), check)
+        return original(self, *given, **named)
 
     return of_equal_batches
 

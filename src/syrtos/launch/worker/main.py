@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import faulthandler
@@ -329,7 +330,9 @@ class _WorkerProcess:
             self._log.append(tracebacks.full_text(cause))
         advice = tracebacks.advice(cause, self._size())
         self._report_failure(
-            tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1
+            tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice),
+            1,
+            tracebacks.advice_if_alone(cause, self._size()),
         )
         return 1
 
@@ -338,11 +341,14 @@ class _WorkerProcess:
 
         return _session().world.size if world.is_initialized() else 1
 
-    def _report_failure(self, text: str, code: int) -> None:
-        """Reports a failure by event, and in a file in case the event is lost in a sudden end."""
+    def _report_failure(self, text: str, code: int, if_alone: str = "") -> None:
+        """Reports a failure by event, and in a file in case the event is lost in a sudden end.
+
+        ``if_alone``: what to say as well unless all workers have failed alike.
+        """
         if self._is_forked():
             return
-        self._tell("failed", text=text, code=code)
+        self._tell("failed", text=text, code=code, if_alone=if_alone)
         if not self._supervised:
             self._print(text)
         if self._log is not None:
@@ -351,6 +357,7 @@ class _WorkerProcess:
                 "host": socket.gethostname(),
                 "text": text,
                 "code": code,
+                "if_alone": if_alone,
                 "time": steady.now(),
             }
             self._log.write_failure(facts)
@@ -378,6 +385,7 @@ class _WorkerProcess:
     def _log_to(self, path: Path, is_shown: bool = False) -> None:
         """Sends output to a log; if it is shown, to the terminal too."""
         self._log = log_files.WorkerLog(path, self._control, is_shown)
+        atexit.register(self._close_log)
         faulthandler.enable()
         # The launcher asks for the stacks of all threads by this signal.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -397,13 +405,14 @@ class _WorkerProcess:
             _exit(code)
         if world.is_initialized():
             _session().ledger.close()
-        self._close_log()
+        streams.flush()
         events.drain(self._control)
         if (
             self._options.asynchronous
             and detect(settings.environment())
             and (code == 0 or self.rank > 0)
         ):
+            self._close_log()
             # MPI would wait for processes that have died.
             _exit(code)
         if threading.active_count() > 1:
@@ -411,7 +420,9 @@ class _WorkerProcess:
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 
+            self._close_log()
             MPI.COMM_WORLD.Abort(code)
+        # The log is closed at the exit, after all that the script has registered for it.
         sys.exit(code)
 
     def _tell_threads(self) -> None:
@@ -423,7 +434,7 @@ class _WorkerProcess:
             self._tell("lingers", threads=", ".join(names))
 
     def _close_log(self) -> None:
-        if self._log is None:
+        if self._log is None or self._is_forked():
             streams.flush()
         else:
             self._log.close()

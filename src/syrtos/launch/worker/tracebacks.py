@@ -96,6 +96,19 @@ def advice(error: BaseException, size: int) -> str:
             f"`jax.devices()` are the devices of all {size} workers, and `jax.local_devices()`"
             " those of one: give a mesh the shape `(len(jax.devices()),)`."
         )
+    if re.search(r"(not fully |non-)addressable", text) and "jax" in sys.modules:
+        return (
+            f"`jax.devices()` are the devices of all {size} workers: put arrays that are not for"
+            " `fit`, `evaluate` or `predict` on `jax.local_devices()`, those of one worker."
+        )
+    if "ordered effects are not supported" in text:
+        return f"JAX can't order calls on the devices of {size} workers: leave out `ordered=True`."
+    # `jax.pmap`, whose frames JAX leaves out.
+    if "select an axis to squeeze out" in text and "jax" in sys.modules:
+        return (
+            f"`jax.device_count()` counts the devices of all {size} workers, and `jax.pmap` takes a"
+            " row for each device of this one: use `jax.local_device_count()`."
+        )
     if isinstance(error, FileExistsError):
         return (
             f"All {size} workers run this script, and another has made {error.filename!r} before:"
@@ -108,6 +121,30 @@ def advice(error: BaseException, size: int) -> str:
             f" {error.filename!r} before: write `if syrtos.rank() == 0:` around it."
         )
     return ""
+
+
+# Errors of reading a file that another process has not written to its end.
+_TORN = {"EOFError", "UnpicklingError", "BadZipFile", "JSONDecodeError"}
+
+
+def advice_if_alone(error: BaseException, size: int) -> str:
+    """Returns advice on an error that the other workers, which run the same script, have not had.
+
+    The text is empty for other errors.
+    """
+    text = _text_of(error)
+    is_torn = type(error).__name__ in _TORN or (isinstance(error, OSError) and "truncated" in text)
+    is_absent = isinstance(error, FileNotFoundError)
+    # The standard input of workers is empty.
+    if size < 2 or not (is_torn or is_absent) or "reading a line" in text:
+        return ""
+    file = repr(error.filename) if is_absent else "the file"
+    when = "before it was there" if is_absent else "before it was complete"
+    return (
+        f"All {size} workers run this script: if another of them writes {file}, this one has read"
+        f" it {when}. Let rank 0 alone write it (`if syrtos.rank() == 0:`), and call"
+        " `syrtos.barrier()` on all workers before they read it."
+    )
 
 
 def _text_of(error: BaseException) -> str:

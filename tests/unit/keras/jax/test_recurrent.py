@@ -22,7 +22,7 @@ import jax, keras, numpy as np
 from keras.src.layers.rnn.gru import GRU
 from keras.src.layers.rnn.lstm import LSTM
 from keras.src.layers.rnn.rnn import RNN
-from syrtos.keras.jax import recurrent
+from syrtos.keras.jax import distribution, recurrent
 
 keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
 layers = keras.layers
@@ -80,7 +80,7 @@ for kind in (RNN, GRU, LSTM):
 # Shapes of a layer that has no weights yet are found by a trace.
 keras.Sequential([layers.LSTM(5)]).build((8, 6, 3))
 own = compute("lstm")
-with recurrent.tracing_step():
+with distribution.tracing_step():
     found = {name: [plain[name], compute(name)] for name in LAYERS}
 print(json.dumps({**found, "function of the script": [plain["lstm"], own]}))
 """

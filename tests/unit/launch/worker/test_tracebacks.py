@@ -134,10 +134,44 @@ def test_the_frames_of_what_runs_a_script_are_in_neither(tmp_path: Path) -> None
     assert printed == plain
 
 
-def test_a_mesh_of_one_workers_devices_is_explained() -> None:
-    error = ValueError("Number of devices 2 must equal the product of mesh_shape (1,)")
-    assert "(len(jax.devices()),)" in tracebacks.advice(error, 2)
-    assert tracebacks.advice(error, 1) == ""
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("Number of devices 2 must equal the product of mesh_shape (1,)", "(len(jax.devices()),)"),
+        ("Cannot reshard an input that is not fully addressable", "`jax.local_devices()`"),
+        ("Fetching value for array that spans non-addressable devices", "`jax.local_devices()`"),
+        ("cannot select an axis to squeeze out which has", "`jax.local_device_count()`"),
+        ("ordered effects are not supported for more than 1 device", "`ordered=True`"),
+    ],
+)
+def test_errors_of_jax_on_several_workers_are_explained(
+    monkeypatch: pytest.MonkeyPatch, message: str, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax", sys)
+    assert said in tracebacks.advice(ValueError(message), 2)
+    assert tracebacks.advice(ValueError(message), 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            FileNotFoundError(2, "No such file", "made.txt"),
+            "'made.txt', this one has read it before",
+        ),
+        (EOFError("Ran out of input"), "before it was complete"),
+        (EOFError("EOF when reading a line"), ""),
+        (OSError("Unable to open file (truncated file: eof = 96)"), "before it was complete"),
+        (ValueError("no such name"), ""),
+    ],
+)
+def test_files_that_another_worker_may_be_writing_are_explained(
+    error: Exception, said: str
+) -> None:
+    found = tracebacks.advice_if_alone(error, 2)
+    assert said in found
+    assert bool(found) == bool(said)
+    assert tracebacks.advice_if_alone(error, 1) == ""
 
 
 class Layers:
