@@ -133,13 +133,14 @@ DIALECTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def step(repeats: int, dialect: str, kind: models.Model) -> float:
+def step(repeats: int, dialect: str, kind: models.Model, compiled: bool) -> float:
     import keras
 
     keras.utils.set_random_seed(0)
     model = kind.build(keras)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(DIALECTS[dialect](keras.optimizers.SGD(models.LEARNING_RATE)), loss)
+    optimizer = DIALECTS[dialect](keras.optimizers.SGD(models.LEARNING_RATE))
+    model.compile(optimizer, loss, jit_compile=True if compiled else "auto")
     shared = syrtos.is_initialized() and world.sharing() is world.current()
     batch = kind.batch * (syrtos.size() if shared else 1)
     x, y = kind.data(batch)
@@ -205,6 +206,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--dialect", choices=[*DIALECTS, "estimator"], default="")
     parser.add_argument("--model", choices=list(models.MODELS), default="mlp")
+    parser.add_argument("--compiled", action="store_true", help="by XLA, where Keras would not")
     chosen = parser.parse_args()
     size = world.current().world.size if world.is_initialized() else 1
     median, what = measured(chosen)
@@ -226,10 +228,12 @@ def measured(chosen: argparse.Namespace) -> tuple[float, dict[str, Any]]:
             "work": chosen.work,
             "bytes": chosen.bytes,
         }
-    what = {"work": " ".join(filter(None, ("step of", chosen.model, chosen.dialect)))}
+    how = chosen.dialect or "compiled" * chosen.compiled
+    what = {"work": " ".join(filter(None, ("step of", chosen.model, how)))}
     if chosen.dialect == "estimator":
         return estimator_step(chosen.repeats), what
-    return step(chosen.repeats, chosen.dialect, models.MODELS[chosen.model]), what
+    kind = models.MODELS[chosen.model]
+    return step(chosen.repeats, chosen.dialect, kind, chosen.compiled), what
 
 
 if __name__ == "__main__":

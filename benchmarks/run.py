@@ -104,15 +104,19 @@ def step_rounds(rounds: int) -> list[Line]:
 
 
 def partition_rounds(rounds: int) -> list[Line]:
-    """Steps of several kinds of models on TensorFlow, as partitioned programs."""
+    """Steps of several kinds of models on TensorFlow, as partitioned programs, compiled or not."""
     models = ("mlp", "cnn", "lstm", "transformer")
-    return [own_step("tensorflow", model) for _ in range(rounds) for model in models]
+    compiled = ("mlp", "transformer")
+    return [
+        *(own_step("tensorflow", model) for _ in range(rounds) for model in models),
+        *(own_step("tensorflow", model, "--compiled") for _ in range(rounds) for model in compiled),
+    ]
 
 
-def own_step(backend: str, model: str) -> Line:
+def own_step(backend: str, model: str, *options: str) -> Line:
     """A step that exchanges, against the same two workers not exchanging."""
-    line = own(2, "step", "--repeats", "10", "--model", model, backend=backend)
-    without = two_apart(backend, model)
+    line = own(2, "step", "--repeats", "10", "--model", model, *options, backend=backend)
+    without = two_apart(backend, model, *options)
     ratio = line.get("median_ms", 0) / without["median_ms"]
     who = {"peer": f"syrtos on {backend}"}
     return {
@@ -123,9 +127,10 @@ def own_step(backend: str, model: str) -> Line:
     }
 
 
-def two_apart(backend: str, model: str) -> Line:
+def two_apart(backend: str, model: str, *options: str) -> Line:
     """Two plain processes at once, each on its own batch; the slower one counts, as it does when they wait for each other."""
-    command = [sys.executable, str(HERE / "own.py"), "step", "--repeats", "10", "--model", model]
+    work = ["step", "--repeats", "10", "--model", model, *options]
+    command = [sys.executable, str(HERE / "own.py"), *work]
     env = {**os.environ, **ONE_THREAD, "KERAS_BACKEND": backend}
     both = [
         subprocess.Popen(

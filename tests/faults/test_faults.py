@@ -573,8 +573,8 @@ def test_every_rank_is_told(
 
 
 @pytest.mark.needs("tensorflow")
-def test_jit_compile_is_said_to_be_off(mistakes: tuple[Run, list[dict[str, Any]]]) -> None:
-    assert mistakes[0].stderr.count("jit_compile=True is turned off") == 1
+def test_compiled_steps_train(mistakes: tuple[Run, list[dict[str, Any]]]) -> None:
+    assert "jit_compile=True is turned off" not in mistakes[0].stderr
     mistakes[0].check_nothing_left()
 
 

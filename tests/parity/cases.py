@@ -527,7 +527,7 @@ def sample_weight() -> tuple[Any, Logs]:
 
 @case
 def compiled_by_xla_after_all() -> tuple[Any, Logs]:
-    """XLA is asked for after `compile`, and for a model that is never compiled: on several workers it is turned off."""
+    """XLA is asked for after `compile`, and for a model that is never compiled."""
     keras.utils.set_random_seed(3)
     model = mlp()
     model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])

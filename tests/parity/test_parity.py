@@ -121,6 +121,22 @@ def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
     table.check(compiled_rows, name)
 
 
+COMPILED_STEPS = ["last_batch_of_one", "custom_train_step_two_optimizers", "recurrent_layers", "step_that_draws_and_mixes_rows"]  # fmt: skip
+BY_XLA = {"SYRTOS_PARITY_COMPILED": "1"}
+
+
+@pytest.fixture(scope="module")
+def rows_of_compiled_steps(request: pytest.FixtureRequest) -> table.Rows:
+    return table.measure(registry.chosen(request, "test_compiled_steps"), [2], BY_XLA)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", registry.in_tiers(COMPILED_STEPS, slow=tuple(COMPILED_STEPS[1:])))
+def test_compiled_steps(rows_of_compiled_steps: table.Rows, name: str) -> None:
+    """Two workers end where one process does that compiles its steps by XLA."""
+    table.check(rows_of_compiled_steps, name)
+
+
 # Optimizers whose state is divided among the workers, and what reads or stores them.
 SHARDED = [
     "custom_train_step_two_optimizers", "run_eagerly", "optimizers_with_options", "loss_scale_overflow", "embedding_large_sent_as_rows",
@@ -182,7 +198,6 @@ def test_workers_that_train_alone_for_one_step(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("keras", ["TensorFlow", pytest.param("Keras 2", marks=pytest.mark.long)])
 def test_a_step_compiled_by_xla_on_one_worker(keras: str) -> None:
-    """On several it is turned off."""
     name = "compiled_by_xla_after_all"
     framework = registry.FRAMEWORKS[keras]
     table.check(table.measure([name], [1], framework.env), name, framework)

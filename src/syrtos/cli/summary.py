@@ -220,6 +220,8 @@ def _way_rows(summary: Summary, full: bool) -> Iterator[tuple[str, str]]:
         yield "data", _WAYS[facts["input"]]
     if full and "computed_whole" in facts:
         yield "on each worker", f"{facts['computed_whole']}: of rows that are gathered"
+    if full and "compiled" in facts:
+        yield "compiled", f"{facts['compiled']}, between exchanges"
     if "not_split" in facts:
         yield "[yellow]not split[/]", f"{facts['not_split']}; computed as by one process"
 

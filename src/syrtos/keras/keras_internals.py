@@ -413,3 +413,25 @@ def set_length(iterator: EpochIterator, batches: int | None) -> None:
     adapter.__class__ = type(
         adapter.__class__.__name__, (adapter.__class__,), {"num_batches": batches}
     )
+
+
+class _CompiledInSegments:
+    """Stands for ``jit_compile=True`` where Keras is not to compile a step as a whole."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "True"
+
+
+def compile_in_segments(model: Model) -> None:
+    """Lets Keras make functions of a model as without ``jit_compile=True``, which it has."""
+    # By the private attribute, which Keras 3 and Keras 2 have: Keras 2's property throws away the
+    # functions that were made. Keras 2 reads it when a step is traced.
+    object.__setattr__(model, "_jit_compile", _CompiledInSegments())
+
+
+def asks_for_compilation(model: Model) -> bool:
+    """Returns whether a script has asked for compiled steps of a model, or Keras has chosen them."""
+    return bool(model.jit_compile) or isinstance(model.jit_compile, _CompiledInSegments)

@@ -176,15 +176,18 @@ def _ranks(run: RunRecord) -> list[Facts]:
 
 
 def _split(run: RunRecord) -> str:
-    """Returns a sentence about what is not split, or computed whole.
+    """Returns sentences about what is not split, computed whole, or compiled.
 
     The text is empty if there is nothing to say.
     """
     if why := run.facts.get("not_split"):
         return f"Not split: {why}. The whole batch is computed as by one process."
+    said = []
     if whole := run.facts.get("computed_whole"):
-        return f"Each worker computes on gathered rows of whole batches: {whole}."
-    return ""
+        said.append(f"Each worker computes on gathered rows of whole batches: {whole}.")
+    if compiled := run.facts.get("compiled"):
+        said.append(f"XLA compiles the step between its exchanges: {compiled}.")
+    return " ".join(said)
 
 
 def _data(run: RunRecord) -> Facts:

@@ -101,7 +101,7 @@ def jit_of_a_loop() -> None:
 
 
 def jit() -> None:
-    """XLA can't contain an exchange: training goes on without it."""
+    """XLA can't contain an exchange: it compiles what lies between."""
     made = model(jit_compile=True)
     before = made.evaluate(X, Y, verbose=QUIET)
     made.fit(X, Y, batch_size=8, epochs=3, verbose=QUIET)

@@ -74,7 +74,7 @@ def without_compilation(model: Model) -> None:
             what = "the exchange between workers" if place.size > 1 else checks
             print(
                 f"syrtos: jit_compile=True is turned off: a compiled step can't contain {what}. The"
-                " model runs without it, with the same results.",
+                " model runs without it.",
                 file=sys.stderr,
             )
         model.jit_compile = False

@@ -31,7 +31,11 @@ from syrtos.keras.tensorflow import (
 )
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import current_step
-from syrtos.keras.tensorflow.split_function import TensorFlowFunction, functions_of
+from syrtos.keras.tensorflow.split_function import (
+    TensorFlowFunction,
+    functions_of,
+    partitions,
+)
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, P, R, Variable
@@ -145,7 +149,7 @@ def _aggregate(original: Method) -> Method:
 def _make_function(step_name: str, original: Method) -> Method:
     def make_function(self: _Keras2Model, force: bool = False) -> object:
         session = world.sharing()
-        models.adapt(self)
+        compiles = models.adapt(self, session, partitions(session, step_name))
         functions, name = functions_of(self), step_name.replace("step", "function")
         found, is_made = functions.get(step_name), getattr(self, name, None)
         if found is None:
@@ -161,7 +165,9 @@ def _make_function(step_name: str, original: Method) -> Method:
         # Anew for what `compile` was given since.
         if found is None or is_made is None or force:
             stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
-            found = functions[step_name] = TensorFlowFunction(self, session, step, stock, step_name)
+            found = functions[step_name] = TensorFlowFunction(
+                self, session, step, stock, step_name, compiles
+            )
         function = original(self, force)
         if function is is_made:
             return function

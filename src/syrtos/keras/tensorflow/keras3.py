@@ -34,7 +34,11 @@ from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.counted_steps import count_in_graph, report_after
 from syrtos.keras.tensorflow.input import spec_of_share
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
-from syrtos.keras.tensorflow.split_function import TensorFlowFunction, functions_of
+from syrtos.keras.tensorflow.split_function import (
+    TensorFlowFunction,
+    functions_of,
+    partitions,
+)
 from syrtos.keras.trainer import replicas
 
 if TYPE_CHECKING:
@@ -132,15 +136,14 @@ def _common_apply(
 
 def _make_function(original: Method) -> Method:
     def make_function(self: Model, step_function: Method) -> Method:
-        session = world.sharing()
-        models.adapt(self)
+        session, name = world.sharing(), step_function.__name__
+        compiles = models.adapt(self, session, partitions(session, name))
         if not models.wraps_steps(self, session):
             return original(self, step_function)
         if models.needs_only_counting(session):
             return report_after(session, original(self, count_in_graph(step_function)))
-        name = step_function.__name__
         found = TensorFlowFunction(
-            self, session, step_function, _is_stock(step_function, name), name
+            self, session, step_function, _is_stock(step_function, name), name, compiles
         )
         found.function = original(self, found.compute_step)
         found.takes_batch_first = keras_internals.takes_batch_first()
@@ -158,16 +161,15 @@ def _is_stock(step: BatchStep, name: str) -> bool:
 
 def _make_predict_function(original: Method) -> Method:
     def make_predict_function(self: _TrainedModel, force: bool = False) -> object:
-        session = world.sharing()
-        models.adapt(self)
+        session, name = world.sharing(), "predict_step"
+        compiles = models.adapt(self, session, partitions(session, name))
         if session.world.size == 1 or not (self.predict_function is None or force):
             return original(self, force)
         step = _predict_step_of(self)
-        found = TensorFlowFunction(
-            self, session, step, _is_stock(step, "predict_step"), "predict_step"
-        )
-        functions_of(self)["predict_step"] = found
-        object.__setattr__(self, "predict_step", found.compute_step)
+        stock = _is_stock(step, name)
+        found = TensorFlowFunction(self, session, step, stock, name, compiles)
+        functions_of(self)[name] = found
+        object.__setattr__(self, name, found.compute_step)
         original(self, True)
         assert self.predict_function is not None
         found.function = self.predict_function

@@ -79,14 +79,30 @@ def check_dynamically_sharded(adapter: object) -> None:
         )
 
 
-def adapt(model: Model) -> None:
-    """Prepares a model before its functions are made.
+def adapt(model: Model, session: Session, partitioned: bool) -> bool:
+    """Prepares a model before one of its functions is made: applies the run's options.
 
-    Turns off what can't work in several processes, and applies the run's options.
+    Args:
+        model: the model.
+        session: the workers.
+        partitioned: whether workers compute the function's step together.
+
+    Returns:
+        Whether the script asks for compiled steps, and XLA is to compile this one in segments.
     """
-    shares.without_compilation(model)
+    compiles = (
+        keras_internals.asks_for_compilation(model)
+        and partitioned
+        and session.world.size > 1
+        and not session.options.verifies
+    )
+    if compiles:
+        keras_internals.compile_in_segments(model)
+    else:
+        shares.without_compilation(model)
     if world.current().world.size > 1 and world.sharing().options.sync_batchnorm:
         synchronize_batchnorm(model)
+    return compiles
 
 
 def wraps_steps(model: Model, session: Session) -> bool:

@@ -51,7 +51,13 @@ class TensorFlowFunction:
     """
 
     def __init__(
-        self, model: Model, session: Session, step: BatchStep, stock: bool, name: str
+        self,
+        model: Model,
+        session: Session,
+        step: BatchStep,
+        stock: bool,
+        name: str,
+        compiles: bool = False,
     ) -> None:
         """
         Args:
@@ -60,6 +66,7 @@ class TensorFlowFunction:
             step: see above.
             stock: whether the step is Keras's own.
             name: the name of the step.
+            compiles: whether XLA compiles a step that workers compute together.
         """
         self.model, self.step, self._session, self._name = model, step, session, name
         self._stock = stock
@@ -70,7 +77,7 @@ class TensorFlowFunction:
         # Servers that update in step with the workers take the gradients of shares.
         self._serves_shares = trains and bool(session.options.servers)
         self._partitioned = (
-            PartitionedStep(self._step_of_run, session, trains, self._tell_whole)
+            PartitionedStep(self._step_of_run, session, trains, self._tell_whole, compiles=compiles)
             if partitions(session, name)
             else None
         )

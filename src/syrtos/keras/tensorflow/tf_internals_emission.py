@@ -148,7 +148,8 @@ def independent_of(
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
     """Returns a graph's operations in topological order: those that do not wait for tensors, and the rest.
 
-    Constants that the rest takes stand in both: some operations want to know their values.
+    Constants that the rest takes stand in both: some operations want to know their values. So do
+    lists of tensors, which XLA can't take from elsewhere.
     """
     waiting = {tensor.op for tensor in tensors}
     before: list[tf.Operation] = []
@@ -161,8 +162,12 @@ def independent_of(
         else:
             before.append(operation)
     taken = {tensor.op for operation in after for tensor in operation.inputs}
-    constants = [op for op in before if op.type == "Const" and op in taken]
-    return before, [*constants, *after]
+    repeated = []
+    for op in reversed(before):
+        if op in taken and (op.type == "Const" or op.outputs[0].dtype == tf.variant):
+            repeated.append(op)
+            taken.update(tensor.op for tensor in op.inputs)
+    return before, [*reversed(repeated), *after]
 
 
 def make_counter() -> tf.Variable | None:
@@ -286,6 +291,12 @@ def operations_within(graph: Any) -> Iterator[tf.Operation]:
         for operation in one.get_operations():
             yield operation
             waiting += _called_graphs(operation)
+
+
+def operations_called(operation: tf.Operation) -> Iterator[tf.Operation]:
+    """Yields the operations of the functions that an operation calls."""
+    for graph in _called_graphs(operation):
+        yield from operations_within(graph)
 
 
 def calls_exchange(operation: tf.Operation) -> bool:

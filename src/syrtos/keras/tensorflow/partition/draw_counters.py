@@ -102,10 +102,15 @@ class KeptCounters:
 
 
 class DrawCounters:
-    """The counters of one traced program, which must live as long as it."""
+    """The counters of one traced program, which must live as long as it.
+
+    Attributes:
+        made: the operations that were emitted to draw by the counters.
+    """
 
     def __init__(self, graph: object) -> None:
         """``graph``: that of the program."""
+        self.made: set[tf.Operation] = set()
         self._graph = graph
         self._found: dict[str, DrawCounter] = {}
 
@@ -132,7 +137,7 @@ class DrawCounters:
         """Returns the operations that have counters, by name, as the current graph is to draw."""
         found = ((op.name, self.of(op)) for op in operations)
         return {
-            name: _CopiedDraw(name, generator, *generator.begin())
+            name: _CopiedDraw(name, generator, *generator.begin(), self.made)
             for name, generator in found
             if generator is not None
         }
@@ -160,6 +165,7 @@ class _CopiedDraw:
     generator: DrawCounter
     key: tf.Tensor
     counter: tf.Tensor
+    made: set[tf.Operation]
 
     @property
     def inputs(self) -> dict[str, tf.Tensor]:
@@ -180,4 +186,5 @@ class _CopiedDraw:
         node.attr["dtype"].type, node.attr["Tshape"].type = dtype, kind
 
     def advance(self, drawn: tf.Tensor) -> None:
+        self.made.add(drawn.op)
         self.generator.advance(self.counter, tf.size(drawn))

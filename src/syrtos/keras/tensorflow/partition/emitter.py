@@ -36,6 +36,7 @@ class Emitter:
         exchanges: the other workers.
         report: what is noted of the program.
         counters: those of the program's random operations; None where each keeps its own.
+        is_compiled: whether XLA compiles the program.
         variances: those that were exchanged with their means, by the operations that take them.
     """
 
@@ -45,6 +46,7 @@ class Emitter:
         self.report = report
         self.variances: dict[tf.Operation, Value] = {}
         self.counters: DrawCounters | None = None
+        self.is_compiled = False
         # The operation that was added last.
         self.made: tf.Operation | None = None
         # Whether sums of partial and of whole values stay partial: in a loop, which would reduce

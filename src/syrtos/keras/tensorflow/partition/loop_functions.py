@@ -9,7 +9,6 @@ may call it on one worker alone.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -147,13 +146,14 @@ class LoopFunction:
         if reads_own or not _is_of_loop(self._session):
             self._on_own = _copy_on_own(function)
         elif trains:
-            self._tell_not_compiled()
             program.emitted = self._emitted(program, terms)
         return program
 
     def _emitted(self, program: _Program, terms: GradientTerms) -> Callable[..., object]:
         """Returns the `tf.function` of this worker's part of a program."""
-        step = PartitionedStep(lambda _: None, self._session, True, self._tell_whole)
+        step = PartitionedStep(
+            lambda _: None, self._session, True, self._tell_whole, compiles=self._is_compiled
+        )
         traced = TracedStep(program.concrete, terms.variables, True)
 
         def emit(*inputs: tf.Tensor) -> object:
@@ -190,16 +190,6 @@ class LoopFunction:
         if not self._has_told:
             self._has_told = True
             verdicts.tell(why, self._session, f"`{self._name}`")
-
-    def _tell_not_compiled(self) -> None:
-        if self._is_compiled and self._session.world.rank == 0:
-            self._is_compiled = False
-            print(
-                f"syrtos: jit_compile=True is left out of `{self._name}`: a compiled function can't"
-                " contain the exchange between workers. Random numbers in it are those of"
-                " TensorFlow without XLA, which draws others.",
-                file=sys.stderr,
-            )
 
 
 class _NotEmittedError(Exception):

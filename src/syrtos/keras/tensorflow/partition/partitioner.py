@@ -107,7 +107,7 @@ class Partitioner(Emitter):
         """Returns what `child` does, of a class of one's own."""
         made = kind(self.share, self.exchanges, report or self.report, self._gradients)
         made.defers_sums, made._variables = self.defers_sums, self._variables
-        made.counters = self.counters
+        made.counters, made.is_compiled = self.counters, self.is_compiled
         return made
 
     def run_graph(self, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:

@@ -24,12 +24,14 @@ class Report:
         whole: operations on rows that every worker computes whole, such as ``TopKV2 in train.py,
             line 7``, with how often they were emitted.
         split: number of operations that are computed on rows.
+        uncompiled: operations of the script that XLA can't compile, where a step is compiled.
     """
 
     reductions: int = 0
     gathers: int = 0
     whole: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     split: int = 0
+    uncompiled: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def exchanges(self) -> bool:
@@ -40,11 +42,24 @@ class Report:
         """Notes an operation on rows that every worker computes whole."""
         self.whole[place_of(operation)] += 1
 
+    def note_uncompiled(self, operation: tf.Operation) -> None:
+        """Notes an operation that XLA can't compile; those of syrtos, as exchanges, have no line."""
+        if " in " in (place := place_of(operation)):
+            self.uncompiled[place] += 1
+
     def describe_whole(self) -> str:
         """Returns the operations that every worker computes whole, as a text; empty without any."""
-        named = [name for name, _ in self.whole.most_common(_NAMED)]
-        more = len(self.whole) - len(named)
-        return ", ".join(named) + f" and {more} more" * bool(more)
+        return _describe(self.whole)
+
+    def describe_uncompiled(self) -> str:
+        """Returns the operations that XLA can't compile, as a text; empty without any."""
+        return _describe(self.uncompiled)
+
+
+def _describe(places: collections.Counter[str]) -> str:
+    named = [name for name, _ in places.most_common(_NAMED)]
+    more = len(places) - len(named)
+    return ", ".join(named) + f" and {more} more" * bool(more)
 
 
 def place_of(operation: tf.Operation) -> str:

@@ -31,6 +31,7 @@ from syrtos.keras.tensorflow.partition.draw_counters import DrawCounters
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges, WorkerExchanges
 from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
+from syrtos.keras.tensorflow.partition.segments import CompiledPrograms
 from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
@@ -69,6 +70,7 @@ class PartitionedStep:
         training: bool,
         tell: Callable[[str], None],
         partitioner: Callable[..., Partitioner] = Partitioner,
+        compiles: bool = False,
     ) -> None:
         """
         Args:
@@ -77,7 +79,9 @@ class PartitionedStep:
             training: whether it is a step of `fit`.
             tell: is called with the reason where every worker computes whole batches.
             partitioner: makes what emits a program.
+            compiles: whether XLA compiles the program, in segments between its exchanges.
         """
+        self._compiled = CompiledPrograms() if compiles else None
         self._tell = tell
         self._partitioner = partitioner
         self.step = step
@@ -116,8 +120,34 @@ class PartitionedStep:
         return _rows_of(batch, self._session)
 
     def _compute_whole(self, rows: BatchRows) -> object:
-        with as_one_process():
-            return self.step(rows.whole())
+        if self._compiled is None or tf.executing_eagerly():
+            with as_one_process():
+                return self.step(rows.whole())
+        program = self.trace(rows)
+        graph = program.concrete.graph
+        given = [*rows.whole_tensors(), *(outside for outside, _ in graph.captures)]
+        found = {own.ref(): tensor for own, tensor in zip(graph.inputs, given, strict=True)}
+        operations = [
+            op
+            for op in tf_internals_emission.in_topological_order(graph)
+            if op.type != "Placeholder"
+        ]
+        return program.pack(
+            self._add(
+                lambda: tf_internals_emission.copy_operations(graph, operations, found, {}), None
+            )
+        )
+
+    def _add(
+        self, build: Callable[[], Sequence[tf.Tensor]], counters: DrawCounters | None
+    ) -> list[tf.Tensor]:
+        """Adds what ``build`` adds to the current graph; XLA compiles it, if it is to.
+
+        Draws by counters are not compiled: XLA would make other numbers of them.
+        """
+        if self._compiled is None:
+            return list(build())
+        return self._compiled.add(build, self.report, counters.made if counters else ())
 
     def emit(self, program: TracedStep, rows: BatchRows) -> object:
         """Emits a program of the whole batch for this worker's rows.
@@ -149,23 +179,29 @@ class PartitionedStep:
         exchanges = WorkerExchanges(self._session, rows.share)
         partitioner = self._partitioner(rows.share, exchanges, self.report, program.gradients)
         partitioner.counters = program.counters
+        partitioner.is_compiled = self._compiled is not None
         if rows.is_always_split:
             self._note(rows)
-            run = GraphRun(partitioner, graph, [*rows.split(), *captured])
-            run.emit_all()
-            outputs = partitioner.wholes(run.outputs())
+
+            def emit_rows() -> list[tf.Tensor]:
+                run = GraphRun(partitioner, graph, [*rows.split(), *captured])
+                run.emit_all()
+                return partitioner.wholes(run.outputs())
+
+            outputs = self._add(emit_rows, program.counters)
         else:
             outputs = self._emit_by_batch(partitioner, graph, rows, captured)
         if self._training:
             self._tell_exchanges(exchanges)
-        structure = program.concrete.structured_outputs
-        flat = tf.nest.flatten(structure, expand_composites=True)
-        return with_tensors(structure, flat, outputs)
+        return program.pack(outputs)
 
     def _tell_exchanges(self, exchanges: WorkerExchanges) -> None:
         """Notes for the report what is gathered, and in which buckets gradients travel."""
         if whole := self.report.describe_whole():
             self._session.ledger.say(computed_whole=whole)
+        if self._compiled:
+            apart = self.report.describe_uncompiled()
+            self._session.ledger.say(compiled=f"all but {apart}" if apart else "all of it")
         variables = state.unique(v for bucket in exchanges.gradients_of for v in bucket)
         places = {id(variable): place for place, variable in enumerate(variables)}
         buckets = [[places[id(v)] for v in bucket] for bucket in exchanges.gradients_of]
@@ -200,7 +236,11 @@ class PartitionedStep:
             return copied or [tf.constant(0)]
 
         self._note(rows)
-        made = tf.cond(rows.can_be_split(), split, whole)
+        made = tf.cond(
+            rows.can_be_split(),
+            lambda: self._add(split, partitioner.counters),
+            lambda: self._add(whole, partitioner.counters),
+        )
         made = made if isinstance(made, list | tuple) else [made]
         for tensor, like in zip(made, graph.outputs, strict=False):
             tensor.set_shape(like.shape)
@@ -286,6 +326,12 @@ class TracedStep:
     @functools.cached_property
     def counters(self) -> DrawCounters:
         return DrawCounters(self.concrete.graph)
+
+    def pack(self, outputs: Sequence[tf.Tensor]) -> Any:
+        """Returns tensors in the structure of the step's outputs."""
+        structure = self.concrete.structured_outputs
+        flat = tf.nest.flatten(structure, expand_composites=True)
+        return with_tensors(structure, flat, outputs)
 
 
 # A gradient that a script has clipped or scaled, or to which a penalty of weights was added.

@@ -76,22 +76,35 @@ def _draw_counted(
     key, counter = generator.begin()
     dtype, kind = op.outputs[0].dtype, STATELESS[op.type]
 
+    counters = emitter.counters
+    assert counters is not None
+
     def make(shape: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-        return draw_stateless(kind, shape, key, counter, bounds, dtype)
+        drawn = draw_stateless(kind, shape, key, counter, bounds, dtype)
+        counters.made.add(drawn.op)
+        return drawn
 
     generator.advance(counter, tf.reduce_prod(shape))
     each = emitter.share.each_of(dims[0])
+    # Compiled or not: these are drawn by the kernel, which gives what an uncompiled process draws.
     if each and kind in _SKIPPING and isinstance(sizes.product(dims[1:]), int):
         return _draw_rows(emitter, make, counter, dtype, dims, each)
     return emitter.spread(make(shape, counter), dims)
 
 
 def _can_skip(emitter: Emitter, op: tf.Operation, values: list[Value], dims: Any) -> bool:
-    if op.type not in _SKIPPING or not all(value.is_replicated for value in values):
+    if not _takes_one_each(emitter, op.type) or any(not value.is_replicated for value in values):
         return False
     algorithm = emitter.sizes_of(op, 3, values)
     is_philox = algorithm is not None and algorithm.item() in _PHILOX
     return is_philox and isinstance(sizes.product(dims[1:]), int) and values[2].tensor.shape == (2,)
+
+
+def _takes_one_each(emitter: Emitter, kind: str) -> bool:
+    """Returns whether each element is made of the numbers of one count of Philox, in order."""
+    # XLA makes pairs of normal numbers that lie apart, by the shape (XLA's `prng.cc`, TensorFlow
+    # 2.21).
+    return kind in _SKIPPING and not (emitter.is_compiled and "Normal" in kind)
 
 
 def _draw_rows(
