@@ -24,7 +24,8 @@ from syrtos.keras.split import noted_gradients
 from syrtos.keras.tensorflow import ops, reduction, tf_internals
 from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.gradients import times
-from syrtos.keras.tensorflow.partition.step import GradientTerms, with_tensors
+from syrtos.keras.tensorflow.partition.batch_rows import with_tensors
+from syrtos.keras.tensorflow.partition.step import GradientTerms
 from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.observe.clock import Phase
 from syrtos.observe.ledger import Ledger

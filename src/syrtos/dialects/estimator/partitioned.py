@@ -24,11 +24,12 @@ from syrtos.keras.datasets.checksums import checksum_of, is_compared
 from syrtos.keras.split import verdicts
 from syrtos.keras.split.described_errors import describe_error
 from syrtos.keras.tensorflow import tf_internals_emission, tf_internals_graphs
+from syrtos.keras.tensorflow.partition.batch_rows import rows_among
 from syrtos.keras.tensorflow.partition.exchanges import WorkerExchanges
 from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.rules.lists import MAKING
-from syrtos.keras.tensorflow.partition.step import FEW_ROWS, rows_among, why_whole
+from syrtos.keras.tensorflow.partition.step import FEW_ROWS, why_whole
 
 if TYPE_CHECKING:
     from syrtos.dialects.estimator.protocols import Feed, GraphSession

@@ -29,12 +29,12 @@ from syrtos.keras.tensorflow.assignments import (
     current_step,
 )
 from syrtos.keras.tensorflow.partition import error_lines
+from syrtos.keras.tensorflow.partition.batch_rows import rows_among
 from syrtos.keras.tensorflow.partition.step import (
     FEW_ROWS,
     GradientTerms,
     PartitionedStep,
     TracedStep,
-    rows_among,
     why_whole,
 )
 from syrtos.keras.tensorflow.strategy import is_of_framework, splits_in_script

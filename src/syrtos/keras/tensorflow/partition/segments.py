@@ -105,7 +105,7 @@ class _Segments:
         XLA gives the other segment a size that is not the true one (TensorFlow 2.21), and would
         compile it anew for each size.
         """
-        sized: dict[Any, tf.Operation] = {}
+        sized: dict[object, tf.Operation] = {}
         for op in operations:
             if op.type in _SIZED_BY_DATA or any(t.ref() in sized for t in op.inputs):
                 open_shapes = (t for t in op.outputs if not t.shape.is_fully_defined())
@@ -120,7 +120,7 @@ class _Segments:
     def _level_after(self, op: tf.Operation, level: Mapping[tf.Operation, int]) -> int:
         return level.get(op, 0) + (op in self._apart and op.type not in _OBSERVING)
 
-    def emit(self, found: dict[Any, tf.Tensor]) -> list[tf.Tensor]:
+    def emit(self, found: dict[object, tf.Tensor]) -> list[tf.Tensor]:
         """Adds the operations to the current graph; returns the outputs.
 
         ``found``: the current graph's tensors by the references of the graph's inputs.
@@ -134,7 +134,7 @@ class _Segments:
         return [_tensor_of(tensor, found) for tensor in self._outputs]
 
     def _emit_compiled(
-        self, operations: Sequence[tf.Operation], found: dict[Any, tf.Tensor]
+        self, operations: Sequence[tf.Operation], found: dict[object, tf.Tensor]
     ) -> None:
         """Adds a call of one compiled function of operations."""
         inside = set(operations)
@@ -167,7 +167,7 @@ def _before_waiting(output: tf.Tensor) -> tf.Tensor:
     return output.op.inputs[0] if is_only_waiting else output
 
 
-def _emit(operation: tf.Operation, found: dict[Any, tf.Tensor]) -> None:
+def _emit(operation: tf.Operation, found: dict[object, tf.Tensor]) -> None:
     """Adds a copy of an operation to the current graph."""
     inputs = [_tensor_of(tensor, found) for tensor in operation.inputs]
     made = tf_internals_emission.emit(operation, inputs)
@@ -177,7 +177,7 @@ def _emit(operation: tf.Operation, found: dict[Any, tf.Tensor]) -> None:
         found[tensor.ref()] = result
 
 
-def _tensor_of(tensor: tf.Tensor, found: dict[Any, tf.Tensor]) -> tf.Tensor:
+def _tensor_of(tensor: tf.Tensor, found: dict[object, tf.Tensor]) -> tf.Tensor:
     if tensor.ref() not in found and tensor.op.type == "Const":
         _emit(tensor.op, found)
     return found[tensor.ref()]

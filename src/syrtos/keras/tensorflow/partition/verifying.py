@@ -22,9 +22,10 @@ from syrtos.keras.split.comparison import Row
 from syrtos.keras.split.verdicts import Verifying
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
+from syrtos.keras.tensorflow.partition.batch_rows import BatchRows
 from syrtos.keras.tensorflow.partition.partitioner import Partitioner
 from syrtos.keras.tensorflow.partition.shadow import ComparedOperations, ShadowPartitioner
-from syrtos.keras.tensorflow.partition.step import BatchRows, PartitionedStep, why_whole
+from syrtos.keras.tensorflow.partition.step import PartitionedStep, why_whole
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
