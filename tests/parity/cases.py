@@ -631,7 +631,10 @@ def masked_sequences() -> tuple[Any, Logs]:
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.5), loss, weighted_metrics=["accuracy"])
-    return fit(model, tokens, np.roll(tokens, -1, axis=1))
+    model, logs = fit(model, tokens, np.roll(tokens, -1, axis=1))
+    weights = rng.uniform(size=tokens.shape).astype("float32")
+    model, weighted = fit(model, tokens, np.roll(tokens, -1, axis=1), sample_weight=weights)
+    return model, logs | {f"weighted {name}": values for name, values in weighted.items()}
 
 
 @case

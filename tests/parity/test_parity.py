@@ -121,7 +121,10 @@ def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
     table.check(compiled_rows, name)
 
 
-COMPILED_STEPS = ["last_batch_of_one", "custom_train_step_two_optimizers", "recurrent_layers", "step_that_draws_and_mixes_rows"]  # fmt: skip
+COMPILED_STEPS = [
+    "last_batch_of_one", "custom_train_step_two_optimizers", "recurrent_layers", "step_that_draws_and_mixes_rows",
+    "draws_that_are_made_once_for_a_batch", "data_of_unknown_length", "own_loop_compiled_by_xla",
+]  # fmt: skip
 BY_XLA = {"SYRTOS_PARITY_COMPILED": "1"}
 
 

@@ -13,6 +13,9 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from syrtos import settings
 from syrtos.comm import world
@@ -39,9 +42,18 @@ def tensorflow() -> None:
 def torch() -> None:
     """Seeds torch alike on all workers.
 
-    Its data loaders then shuffle alike where the script sets no seed.
+    Its data loaders then shuffle alike where the script sets no seed, or asks for another.
     """
-    sys.modules["torch"].manual_seed(settings.common_seed())
+    framework: Any = sys.modules["torch"]
+    framework.manual_seed(settings.common_seed())
+
+    def seed() -> int:
+        """Seeds torch as `torch.seed` does, with the next of the seeds that workers share."""
+        drawn = int(np.random.SeedSequence().generate_state(1)[0])
+        framework.manual_seed(drawn)
+        return drawn
+
+    framework.seed = seed
 
 
 def keras3() -> None:

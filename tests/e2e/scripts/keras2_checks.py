@@ -46,6 +46,9 @@ def table_among_weights(folder: Path) -> None:
     model = keras.Sequential([keras.Input((1,), dtype=tf.string), text, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(words, tf.ones((4, 1)), batch_size=2, verbose=0)
+    # The function by which the layer was adapted is saved with it.
+    model.save(folder / "saved")
+    assert keras.models.load_model(folder / "saved").predict(words, verbose=0).shape == (4, 1)
 
 
 def accumulates(folder: Path) -> None:

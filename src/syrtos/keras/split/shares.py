@@ -92,7 +92,9 @@ def masked_globally(weights: TensorT, mask: TensorT | None, reduction: str | Non
     step = backend.active().current_step()
     if step is None or mask is None or reduction not in _MEANS:
         return weights
-    return weights * step.mask_factor(mask, weights)
+    # In place, as Keras has scaled a batch's own weights on torch, which metrics read later on.
+    weights *= step.mask_factor(mask, weights)  # pyright: ignore[reportOperatorIssue]
+    return weights
 
 
 def counting_share(original: Callable[..., R]) -> Callable[..., R]:

@@ -148,8 +148,7 @@ def independent_of(
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
     """Returns a graph's operations in topological order: those that do not wait for tensors, and the rest.
 
-    Constants that the rest takes stand in both: some operations want to know their values. So do
-    lists of tensors, which XLA can't take from elsewhere.
+    Constants that the rest takes stand in both: some operations want to know their values.
     """
     waiting = {tensor.op for tensor in tensors}
     before: list[tf.Operation] = []
@@ -162,12 +161,8 @@ def independent_of(
         else:
             before.append(operation)
     taken = {tensor.op for operation in after for tensor in operation.inputs}
-    repeated = []
-    for op in reversed(before):
-        if op in taken and (op.type == "Const" or op.outputs[0].dtype == tf.variant):
-            repeated.append(op)
-            taken.update(tensor.op for tensor in op.inputs)
-    return before, [*reversed(repeated), *after]
+    constants = [op for op in before if op.type == "Const" and op in taken]
+    return before, [*constants, *after]
 
 
 def make_counter() -> tf.Variable | None:

@@ -15,6 +15,9 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from syrtos.keras.tensorflow import tf_internals_graphs
 
+# Functions of Keras 2's layers that are saved with them, and may hold no variable of syrtos.
+_SAVED = frozenset(("adapt_step",))
+
 
 @functools.cache
 def variable_handle(name: str, *shape: int) -> tf.Tensor:
@@ -54,7 +57,8 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
         if tf_internals_graphs.graph() is None:
             with waiting():
                 return original(self)
-        if not isinstance(tf_internals_graphs.graph(), FuncGraph):
+        graph = tf_internals_graphs.graph()
+        if not isinstance(graph, FuncGraph) or graph.name in _SAVED:
             return original(self)
         with tf.device("/cpu:0"):
             noted = tf.raw_ops.AssignVariableOp(resource=_asked_handle(), value=timestamp())

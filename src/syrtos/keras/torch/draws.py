@@ -6,12 +6,18 @@ of all workers, by each of them, which keeps its own.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from syrtos.keras.patching import Patch
 from syrtos.keras.torch.step import TorchStep, current_step
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import R
 
 _RANDOM = "keras.src.backend.torch.random"
 _OF_SHAPE = ("beta", "binomial", "gamma", "normal", "randint", "truncated_normal", "uniform")
@@ -85,3 +91,20 @@ PATCHES = [
     *(Patch(_RANDOM, name, _of_shape, _WHY) for name in _OF_SHAPE),
     Patch(_RANDOM, "dropout", _of_mask, _WHY),
 ]
+
+
+def with_common_seed(original: Callable[..., R]) -> Callable[..., R]:
+    """Wraps `keras.utils.split_dataset`: without a seed all workers shuffle alike.
+
+    On torch a generator of its own would take fresh entropy.
+    """
+    signature = inspect.signature(original)
+
+    def split_dataset(*args: object, **kwargs: object) -> R:
+        given = signature.bind(*args, **kwargs).arguments
+        if given.get("shuffle") and given.get("seed") is None:
+            # NumPy's entropy is the same on all workers of a run.
+            given["seed"] = int(np.random.SeedSequence().generate_state(1)[0])
+        return original(**given)
+
+    return split_dataset

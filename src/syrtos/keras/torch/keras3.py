@@ -93,6 +93,7 @@ def apply_all() -> None:
         patching.install(VARIABLES)
     patching.install(registry.patches({"sharding": sharded_update.PATCHES}))
     gradients.reduce_all_optimizers()
+    patching.replace_everywhere(keras.utils, "split_dataset", draws.with_common_seed)
     patching.replace(torch.autograd, "backward", gradients.reduced_after_backward)
     patching.replace(torch.autograd, "grad", gradients.reduced_grads)
     patching.replace(torch, "inference_mode", gradients.without_inference_mode)

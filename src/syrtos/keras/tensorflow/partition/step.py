@@ -214,11 +214,14 @@ class PartitionedStep:
     ) -> list[tf.Tensor]:
         """Emits a program that computes batches of too few, or of unequal, rows whole."""
         of_batch = graph.inputs[: len(rows.specs())]
-        # What does not depend on the batch is not to wait for it: where data ends, plain TensorFlow
-        # has counted one update more.
-        before, after = tf_internals_emission.independent_of(
-            graph, of_batch, partitioner.gradients_in(graph)
-        )
+        needed = partitioner.gradients_in(graph)
+        if self._compiled:
+            # A compiled step begins when its batch is there.
+            before, after = [], list(tf_internals_emission.in_topological_order(graph, needed))
+        else:
+            # What does not depend on the batch is not to wait for it: where data ends, plain
+            # TensorFlow has counted one update more.
+            before, after = tf_internals_emission.independent_of(graph, of_batch, needed)
         first = GraphRun(partitioner, graph, [*[Value(t) for t in rows.tensors], *captured])
         first.emit(before)
 
