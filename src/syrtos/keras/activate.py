@@ -53,7 +53,7 @@ def torch() -> None:
         framework.manual_seed(drawn)
         return drawn
 
-    framework.seed = seed
+    framework.seed = framework.random.seed = seed
 
 
 def keras3() -> None:

@@ -15,8 +15,7 @@ import sys
 import sysconfig
 import uuid
 import zlib
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 _PYTHON = sysconfig.get_path("stdlib")
 _PACKAGES = (sysconfig.get_path("platlib"), sysconfig.get_path("purelib"))
 _OTHERS = (_PYTHON, *_PACKAGES, str(Path(__file__).parents[1]), "<frozen ")
-_SEED_LENGTH = 80  # letters of a seed that are kept
 
 
 class _Drawn:
@@ -42,7 +40,7 @@ class _Drawn:
         self.by_script: set[str] = set()
         self.rank: int | None = None  # where workers draw apart
         # Of seeds, for each line that asked for them.
-        self.numbers: Counter[str] = Counter()
+        self.numbers: dict[str, Iterator[int]] = {}
         # this process's number among the children of its parent, and so on
         self.line: tuple[int, ...] = ()
         self.names = itertools.count()
@@ -65,7 +63,7 @@ class _Drawn:
     def begin_child_series(self) -> None:
         """Begins a new series of seeds in a child that was forked."""
         self.line, self._children = (*self.line, self._children), 0
-        self.numbers, self.names = Counter(), itertools.count()
+        self.numbers, self.names = {}, itertools.count()
 
 
 _drawn = _Drawn()
@@ -136,11 +134,25 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
             # None where it is to be fresh entropy.
             return original(*own, _next_seed())
         _drawn.note_seed(name)
-        if line := _line(_frame_of_script(sys._getframe(1))):
-            world.part(GivenSeeds).note(line, repr((given, kwargs))[:_SEED_LENGTH])
+        line, text = _line(_frame_of_script(sys._getframe(1))), _text_of([given, kwargs])
+        if line and text:
+            world.part(GivenSeeds).note(line, text)
         return original(*args, **kwargs)
 
     return seed
+
+
+def _text_of(seed: Any) -> str:
+    """Returns numbers and words as a text; empty for other objects, whose texts may differ."""
+    if isinstance(seed, Mapping):
+        seed = sorted(seed.items())
+    if isinstance(seed, list | tuple):
+        texts = [_text_of(part) for part in seed]
+        return repr(texts) if all(texts) else ""
+    if hasattr(seed, "tolist"):
+        return _text_of(seed.tolist())
+    is_plain = seed is None or isinstance(seed, int | float | str | bytes | bytearray)
+    return repr(seed) if is_plain else ""
 
 
 def _common_bits(original: Callable[[int], int]) -> Callable[[int], int]:
@@ -169,10 +181,8 @@ def _next_seed() -> int | None:
         return None
     # A series for each line: another line may be run by one worker alone.
     asked_at = f"{_line(asking)} {_line(_frame_of_script(asking))}"
-    _drawn.numbers[asked_at] += 1
-    words = (
-        settings.common_seed(), _drawn.rank, _drawn.line, asked_at, _drawn.numbers[asked_at]
-    )  # fmt: skip
+    number = next(_drawn.numbers.setdefault(asked_at, itertools.count()))
+    words = (settings.common_seed(), _drawn.rank, _drawn.line, asked_at, number)
     return zlib.crc32(repr(words).encode())
 
 

@@ -223,6 +223,15 @@ def fresh_seeds() -> None:
         float(tf.random.Generator.from_non_deterministic_state().uniform(())),
         float(tf.random.get_global_generator().uniform(())),
     ]
+    held: list[Any] = []
+
+    @tf.function
+    def draw() -> tf.Tensor:
+        if not held:
+            held.append(tf.random.Generator.from_non_deterministic_state())
+        return held[0].uniform(())
+
+    drawn.append(float(draw()))
     # Another line, which one worker alone runs, does not move the series of these.
     if COMM.rank == 1:
         np.random.default_rng()

@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from syrtos.comm import world
+
 RANK = int(os.environ["PMI_RANK"])
 QUIET: Any = 0
 X = np.random.default_rng(0).random((64, 4), np.float32)
@@ -106,6 +108,7 @@ def jit() -> None:
     before = made.evaluate(X, Y, verbose=QUIET)
     made.fit(X, Y, batch_size=8, epochs=3, verbose=QUIET)
     assert made.evaluate(X, Y, verbose=QUIET) < before
+    assert world.current().ledger.told["compiled"] == "all of it"
 
 
 def told(mistake: Callable[[], None]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import itertools
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from syrtos import settings
@@ -57,3 +58,11 @@ def test_a_package_draws_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(seeds, "_OTHERS", (str(Path(__file__).parent),))
     names = names_of_worker(monkeypatch, "runs/a", None)
     assert not {*names} & {*names_of_worker(monkeypatch, "runs/a", None)}
+
+
+def test_seeds_are_compared_by_their_numbers() -> None:
+    seeds_of_scripts = ([3], ([1, 2], {"seed": "a"}), [np.arange(200)], (None,), [b"x"])
+    texts = [seeds._text_of(seed) for seed in seeds_of_scripts]
+    assert all(texts)
+    assert len(set(texts)) == len(texts)
+    assert seeds._text_of([np.random.default_rng(0)]) == ""

@@ -129,7 +129,7 @@ def _putting_on_own(original: Callable[..., R]) -> Callable[..., R]:
     def device_put(x: object, device: Any = None, **options: object) -> R:
         if isinstance(device, jax.Device) and device.process_index != jax.process_index():
             own = jax.local_devices(backend=device.platform)
-            device = own[device.local_hardware_id or 0]
+            device = own[(device.local_hardware_id or 0) % len(own)]
         return original(x, device, **options)
 
     return device_put

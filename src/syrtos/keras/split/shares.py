@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, SupportsInt, TypeVar
 
 from syrtos.comm import world
-from syrtos.keras import backend
+from syrtos.keras import backend, keras_internals
 from syrtos.keras.features import finite
 from syrtos.keras.split import noted_gradients
 
@@ -56,11 +56,12 @@ class Assignments(Generic[VariableT, TensorT]):
             self._paused = before
 
 
-def without_compilation(model: Model) -> None:
+def without_compilation(model: Model, why: str = "") -> None:
     """Turns off compiled steps of a model where they can't work, and says so on rank 0.
 
-    It does so before the model's functions are made. Compiled steps can't contain the exchange
-    between workers, or the check that `--on-nan` asks for.
+    It does so before the model's functions are made. ``why``: they can't work on several workers;
+    empty: a compiled step can't contain the exchange between workers, or the check that `--on-nan`
+    asks for.
     """
     session = world.current()
     place = session.world
@@ -68,13 +69,13 @@ def without_compilation(model: Model) -> None:
         return
     # Asked for by `compile`, by `model.jit_compile = True`, or by Keras itself, which chooses it on
     # a GPU.
-    if model.jit_compile:
+    if keras_internals.asks_for_compilation(model):
         if place.rank == 0:
             checks = f"the check that `--on-nan {session.options.on_nan}` asks for"
             what = "the exchange between workers" if place.size > 1 else checks
+            why = why or f"a compiled step can't contain {what}"
             print(
-                f"syrtos: jit_compile=True is turned off: a compiled step can't contain {what}. The"
-                " model runs without it.",
+                f"syrtos: jit_compile=True is turned off: {why}. The model runs without it.",
                 file=sys.stderr,
             )
         model.jit_compile = False

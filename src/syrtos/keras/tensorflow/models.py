@@ -90,19 +90,31 @@ def adapt(model: Model, session: Session, partitioned: bool) -> bool:
     Returns:
         Whether the script asks for compiled steps, and XLA is to compile this one in segments.
     """
-    compiles = (
-        keras_internals.asks_for_compilation(model)
-        and partitioned
-        and session.world.size > 1
-        and not session.options.verifies
-    )
+    asks = keras_internals.asks_for_compilation(model)
+    why = _why_not_compiled(session, partitioned) if asks and session.world.size > 1 else ""
+    compiles = asks and session.world.size > 1 and not why
     if compiles:
         keras_internals.compile_in_segments(model)
     else:
-        shares.without_compilation(model)
+        shares.without_compilation(model, why)
     if world.current().world.size > 1 and world.sharing().options.sync_batchnorm:
         synchronize_batchnorm(model)
     return compiles
+
+
+def _why_not_compiled(session: Session, partitioned: bool) -> str:
+    """Returns why XLA compiles no step of several workers; empty if it does."""
+    if not partitioned or session.options.servers:
+        return "each worker computes on rows of its own"
+    if session.options.verifies:
+        return "`syrtos verify` compares steps that are not compiled"
+    # Programs for different CPUs may round differently, and replicas must stay equal to the last
+    # bit.
+    if not session.same_processors:
+        return "the workers' hosts have CPUs of different kinds"
+    if tf.config.list_logical_devices("GPU"):
+        return "compiled steps of several workers were not tried on GPUs yet"
+    return ""
 
 
 def wraps_steps(model: Model, session: Session) -> bool:

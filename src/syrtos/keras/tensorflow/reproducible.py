@@ -190,18 +190,18 @@ def _is_ours(parallel: bool, draws: _Draws) -> bool:
     return draws.unseeded and is_seed_of_run(tf_internals.global_seed())
 
 
-def begun_alike(original: Callable[..., tf.random.Generator]) -> Callable[..., tf.random.Generator]:
+def begun_alike(
+    _original: Callable[..., tf.random.Generator],
+) -> Callable[..., tf.random.Generator]:
     """Wraps `Generator.from_non_deterministic_state`: a generator begins alike on all workers.
 
     The global generator of a script that sets no seed is made by it too.
     """
 
-    def generator(*args: object, **kwargs: object) -> tf.random.Generator:
-        made = original(*args, **kwargs)
+    def generator(*algorithm: Any, **named: Any) -> tf.random.Generator:
         # NumPy's entropy is the same on all workers of a run, as Python's is.
-        state = np.random.SeedSequence().generate_state(int(np.size(made.state)), np.uint64)
-        made.state.assign(state.view(np.int64))
-        return made
+        seed = np.random.SeedSequence().generate_state(2).tolist()
+        return tf.random.Generator.from_seed(seed, *algorithm, **named)
 
     return generator
 

@@ -294,6 +294,11 @@ def operations_called(operation: tf.Operation) -> Iterator[tf.Operation]:
         yield from operations_within(graph)
 
 
+def may_exchange(operation: tf.Operation) -> bool:
+    """Returns whether an operation calls Python, as an exchange does, or functions that do."""
+    return operation.type in _CALLS_OF_PYTHON or calls_exchange(operation)
+
+
 def calls_exchange(operation: tf.Operation) -> bool:
     """Returns whether functions that an operation calls call Python, as exchanges do."""
     return any(has_operation(graph, _CALLS_OF_PYTHON) for graph in _called_graphs(operation))

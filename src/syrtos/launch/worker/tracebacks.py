@@ -136,9 +136,12 @@ def advice_if_alone(error: BaseException, size: int) -> str:
     is_torn = type(error).__name__ in _TORN or (isinstance(error, OSError) and "truncated" in text)
     is_absent = isinstance(error, FileNotFoundError)
     # The standard input of workers is empty.
-    if size < 2 or not (is_torn or is_absent) or "reading a line" in text:
+    frames = traceback.extract_tb(error.__traceback__)
+    starts_program = any(frame.filename.endswith("subprocess.py") for frame in frames)
+    if size < 2 or not (is_torn or is_absent) or "reading a line" in text or starts_program:
         return ""
-    file = repr(error.filename) if is_absent else "the file"
+    named = error.filename if isinstance(error, FileNotFoundError) else None
+    file = "the file" if named is None else repr(named)
     when = "before it was there" if is_absent else "before it was complete"
     return (
         f"All {size} workers run this script: if another of them writes {file}, this one has read"

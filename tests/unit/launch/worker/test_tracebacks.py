@@ -159,6 +159,7 @@ def test_errors_of_jax_on_several_workers_are_explained(
             FileNotFoundError(2, "No such file", "made.txt"),
             "'made.txt', this one has read it before",
         ),
+        (FileNotFoundError("no checkpoint"), "if another of them writes the file"),
         (EOFError("Ran out of input"), "before it was complete"),
         (EOFError("EOF when reading a line"), ""),
         (OSError("Unable to open file (truncated file: eof = 96)"), "before it was complete"),

@@ -8,9 +8,10 @@ branch would draw the numbers that the other has drawn. Here the counter is a va
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,13 @@ class DrawCounter:
     Attributes:
         seed, seed2: the operation's.
         drawn: int64 variable: how many counts were used.
+        made: takes the operations that use the variable.
     """
 
     seed: int
     seed2: int
     drawn: tf.Variable
+    made: set[tf.Operation] = dataclasses.field(default_factory=set, compare=False)
 
     def begin(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the key, uint64 of shape (1,), and the counter, of shape (2,), of the next draw."""
@@ -57,12 +60,24 @@ class DrawCounter:
             tf.constant(np.array([each], np.int64).view(np.uint64))
             for each in (self.seed, self.seed2)
         )
-        return key, tf.concat([tf.cast(self.drawn.read_value()[tf.newaxis], tf.uint64), high], 0)
+        with self._noting():
+            drawn = self.drawn.read_value()
+        return key, tf.concat([tf.cast(drawn[tf.newaxis], tf.uint64), high], 0)
 
     def advance(self, counter: tf.Tensor, numbers: tf.Tensor | int) -> None:
         """Moves on past a draw of so many numbers, which began at ``counter``."""
         used = tf.cast(numbers, tf.int64) * _RESERVED
-        self.drawn.assign(tf.cast(counter[0], tf.int64) + used, read_value=False)
+        after = tf.cast(counter[0], tf.int64) + used
+        with self._noting():
+            self.drawn.assign(after, read_value=False)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Notes what is added within: the variable is in the host's memory, the step may not be."""
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        yield
+        self.made.update(graph.get_operations()[before:])
 
 
 class KeptCounters:
@@ -105,7 +120,7 @@ class DrawCounters:
     """The counters of one traced program, which must live as long as it.
 
     Attributes:
-        made: the operations that were emitted to draw by the counters.
+        made: the operations that were emitted to draw by the counters, and that move these on.
     """
 
     def __init__(self, graph: object) -> None:
@@ -128,7 +143,7 @@ class DrawCounters:
             drawn = tf_internals_emission.make_counter()
             if drawn is None:
                 return None
-            self._found[op.name] = DrawCounter(seed, seed2, drawn)
+            self._found[op.name] = DrawCounter(seed, seed2, drawn, self.made)
             if world.is_initialized():
                 world.part(KeptCounters).add(op.name, self._found[op.name])
         return self._found[op.name]
@@ -137,7 +152,7 @@ class DrawCounters:
         """Returns the operations that have counters, by name, as the current graph is to draw."""
         found = ((op.name, self.of(op)) for op in operations)
         return {
-            name: _CopiedDraw(name, generator, *generator.begin(), self.made)
+            name: _CopiedDraw(name, generator, *generator.begin())
             for name, generator in found
             if generator is not None
         }
@@ -165,7 +180,6 @@ class _CopiedDraw:
     generator: DrawCounter
     key: tf.Tensor
     counter: tf.Tensor
-    made: set[tf.Operation]
 
     @property
     def inputs(self) -> dict[str, tf.Tensor]:
@@ -186,5 +200,5 @@ class _CopiedDraw:
         node.attr["dtype"].type, node.attr["Tshape"].type = dtype, kind
 
     def advance(self, drawn: tf.Tensor) -> None:
-        self.made.add(drawn.op)
+        self.generator.made.add(drawn.op)
         self.generator.advance(self.counter, tf.size(drawn))

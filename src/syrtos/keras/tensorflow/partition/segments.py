@@ -16,7 +16,7 @@ from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 
 # They give nothing that others compute with, so nothing has to wait for them.
-_OBSERVING = frozenset(("Assert", "Print", "PrintV2", "WriteSummary", "WriteScalarSummary"))
+_OBSERVING = frozenset(("Assert", "PrintV2", "WriteSummary", "WriteScalarSummary"))
 _SIZED_BY_DATA = frozenset(
     (
         *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"),
@@ -69,12 +69,13 @@ class _Segments:
         self._apart = {
             op for op in operations if op in apart or not tf_internals_compilation.compiles(op)
         }
-        for op in self._apart:
-            report.note_uncompiled(op)
         self._levels = self._levels_of(operations)
         while across := self._with_lists_of_others() | self._with_sizes_of_others(operations):
             self._apart |= across
             self._levels = self._levels_of(operations)
+        for op in operations:
+            if op in self._apart:
+                report.note_uncompiled(op)
 
     def _levels_of(self, operations: Sequence[tf.Operation]) -> list[list[tf.Operation]]:
         level: dict[tf.Operation, int] = {}
@@ -125,12 +126,18 @@ class _Segments:
 
         ``found``: the current graph's tensors by the references of the graph's inputs.
         """
+        last: list[tf.Operation] = []
         for operations in self._levels:
             if compiled := [op for op in operations if op not in self._apart]:
                 self._emit_compiled(compiled, found)
             for op in operations:
-                if op in self._apart:
-                    _emit(op, found)
+                if op not in self._apart:
+                    continue
+                # Branches and loops with exchanges take their turn among these on all workers.
+                exchanges = tf_internals_emission.may_exchange(op)
+                with tf.control_dependencies(last if exchanges else []):
+                    made = _emit(op, found)
+                last = [made] if exchanges else last
         return [_tensor_of(tensor, found) for tensor in self._outputs]
 
     def _emit_compiled(
@@ -167,14 +174,15 @@ def _before_waiting(output: tf.Tensor) -> tf.Tensor:
     return output.op.inputs[0] if is_only_waiting else output
 
 
-def _emit(operation: tf.Operation, found: dict[object, tf.Tensor]) -> None:
-    """Adds a copy of an operation to the current graph."""
+def _emit(operation: tf.Operation, found: dict[object, tf.Tensor]) -> tf.Operation:
+    """Adds a copy of an operation to the current graph, and returns it."""
     inputs = [_tensor_of(tensor, found) for tensor in operation.inputs]
     made = tf_internals_emission.emit(operation, inputs)
     for tensor, result in zip(operation.outputs, made.outputs, strict=True):
         if result.dtype not in (tf.resource, tf.variant):
             result.set_shape(tensor.shape)
         found[tensor.ref()] = result
+    return made
 
 
 def _tensor_of(tensor: tf.Tensor, found: dict[object, tf.Tensor]) -> tf.Tensor:

@@ -121,7 +121,8 @@ class PartitionedStep:
         return rows_of_numbered(batch, self._session)
 
     def _compute_whole(self, rows: BatchRows) -> object:
-        if self._compiled is None or tf.executing_eagerly():
+        # What could not be emitted is not cut into segments either.
+        if self._compiled is None or self.failure or tf.executing_eagerly():
             with as_one_process():
                 return self.step(rows.whole())
         program = self.trace(rows)

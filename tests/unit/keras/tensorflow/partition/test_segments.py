@@ -17,7 +17,7 @@ from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.segments import CompiledPrograms
 
-Build = Callable[[tf.Tensor], list[tf.Tensor]]
+Build = Callable[[tf.Tensor], list[Any]]
 ROWS = np.arange(-3.0, 5.0, dtype="float32")
 
 
@@ -90,9 +90,12 @@ def test_what_only_looks_at_numbers_cuts_nothing() -> None:
 
 
 def test_sizes_that_data_decides() -> None:
-    def build(x: tf.Tensor) -> list[tf.Tensor]:
-        kept = tf.boolean_mask(x, x > 0)
-        return [tf.reduce_sum(exchanged(x)) * kept, tf.reduce_mean(kept) + x]
+    def build(x: tf.Tensor) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            kept = tf.boolean_mask(tf.stack([x, 2 * x], 1), x > 0)
+            total = tf.reduce_sum(tf.stop_gradient(exchanged(x))) * tf.reduce_mean(kept**2)
+        return [kept, tape.gradient(total, x)]
 
     program = Program(build)
     for shift in (0, 1, 2):
@@ -106,6 +109,39 @@ def test_lists_of_tensors_of_other_segments() -> None:
             array = array.write(i, tf.reduce_sum(x) * i)
         factor = tf.reduce_sum(exchanged(x))
         return [array.write(0, factor).stack(), factor + 1]
+
+    Program(build).check()
+
+
+def test_a_branch_with_exchanges_takes_its_turn_among_them() -> None:
+    def build(x: tf.Tensor) -> list[tf.Tensor]:
+        first = exchanged(x)
+        branch = tf.cond(tf.reduce_sum(x) > 0, lambda: exchanged(x * 3), lambda: exchanged(x + 1))
+        return [first + 1, branch, exchanged(x + 2)]
+
+    program = Program(build)
+    program.check()
+    graph: Any = program.function.get_concrete_function(tf.TensorSpec([None], tf.float32)).graph
+    branch = next(op for op in graph.get_operations() if op.type == "If")
+    last = [op for op in graph.get_operations() if op.type == "PyFunc"][-1]
+    assert "PyFunc" in _types_before(branch)
+    assert "If" in _types_before(last)
+
+
+def _types_before(op: tf.Operation) -> set[str]:
+    found: set[tf.Operation] = set()
+    waiting = [op]
+    while waiting:
+        one = waiting.pop()
+        others = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - found
+        found |= others
+        waiting += others
+    return {each.type for each in found}
+
+
+def test_what_passes_on_what_it_prints() -> None:
+    def build(x: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.exp(tf.compat.v1.Print(x, [x])) * 2]
 
     Program(build).check()
 

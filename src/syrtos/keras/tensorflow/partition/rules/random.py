@@ -76,12 +76,9 @@ def _draw_counted(
     key, counter = generator.begin()
     dtype, kind = op.outputs[0].dtype, STATELESS[op.type]
 
-    counters = emitter.counters
-    assert counters is not None
-
     def make(shape: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
         drawn = draw_stateless(kind, shape, key, counter, bounds, dtype)
-        counters.made.add(drawn.op)
+        generator.made.add(drawn.op)
         return drawn
 
     generator.advance(counter, tf.reduce_prod(shape))
