@@ -31,6 +31,7 @@ ROOMS = {
     "observe": "clock, ledger, samples: where the time goes",
     "settings": "the only reader of os.environ",
     "topology": "World and its detection",
+    "given_seeds": "seeds that a script gives",
     "entry_points": "what other packages add",
     "records": "facts noted of others' objects",
     "scopes": "values of a thread inside of a context",

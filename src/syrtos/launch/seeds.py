@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # The folders of Python, of installed packages, and of syrtos.
 _PYTHON = sysconfig.get_path("stdlib")
 _PACKAGES = (sysconfig.get_path("platlib"), sysconfig.get_path("purelib"))
+_REWRITTEN = "__autograph_generated_file"
 _OTHERS = (_PYTHON, *_PACKAGES, str(Path(__file__).parents[1]), "<frozen ")
 
 
@@ -198,7 +199,11 @@ def _frame_of_script(frame: FrameType | None) -> FrameType | None:
 
 
 def _line(frame: FrameType | None) -> str:
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
+    if frame is None:
+        return ""
+    name = os.path.basename(frame.f_code.co_filename)
+    # TensorFlow writes a traced function to a temporary file, of another name on each worker.
+    return f"{'' if name.startswith(_REWRITTEN) else name}:{frame.f_lineno}"
 
 
 def _common_to_script(original: Callable[[], uuid.UUID], run_dir: str) -> Callable[[], uuid.UUID]:

@@ -12,6 +12,7 @@ import pytest
 from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError, OutOfStepError
+from syrtos.keras import fitting
 from syrtos.keras.patching import Patch, install
 from syrtos.keras.tensorflow.patching import agreeing
 
@@ -31,6 +32,8 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> threading.local:
     """Each thread's own session; see `together`."""
     local = threading.local()
     monkeypatch.setattr(world, "current", lambda: local.session)
+    # Workers are threads here.
+    monkeypatch.setattr(fitting, "refuse_other_threads", lambda name: None)
     return local
 
 
