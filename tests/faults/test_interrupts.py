@@ -38,6 +38,9 @@ def is_starting(pid: int) -> bool:
     return bool(catches or not ignores)
 
 
+# On a busy machine the interpreter itself may print an interrupt that meets its import machinery
+# ("Exception ignored in ... _get_module_lock"): once in some hundred presses.
+@pytest.mark.flaky(reruns=2)
 @pytest.mark.parametrize("number", range(8))
 def test_a_press_at_any_moment(tmp_path: Path, number: int) -> None:
     script = tmp_path / "train.py"
