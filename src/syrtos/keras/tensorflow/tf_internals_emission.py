@@ -143,6 +143,19 @@ def in_topological_order(
                 ]
 
 
+def operations_before(operation: tf.Operation) -> list[tf.Operation]:
+    """Returns the operations whose results, or whose end, one waits for."""
+    return [*(tensor.op for tensor in operation.inputs), *control_inputs(operation)]
+
+
+def control_inputs(operation: tf.Operation) -> list[tf.Operation]:
+    """Returns the operations for whose end one waits, those of groups in the place of these."""
+    found: list[tf.Operation] = []
+    for other in operation.control_inputs:
+        found += control_inputs(other) if other.type == "NoOp" else [other]
+    return found
+
+
 def independent_of(
     graph: TracedGraph, tensors: Sequence[tf.Tensor], needed: Iterable[tf.Tensor] = ()
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
@@ -301,7 +314,7 @@ def may_exchange(operation: tf.Operation) -> bool:
 
 def calls_exchange(operation: tf.Operation) -> bool:
     """Returns whether functions that an operation calls call Python, as exchanges do."""
-    return any(has_operation(graph, _CALLS_OF_PYTHON) for graph in _called_graphs(operation))
+    return any(inner.type in _CALLS_OF_PYTHON for inner in operations_called(operation))
 
 
 def _called_graphs(operation: tf.Operation) -> list[Any]:

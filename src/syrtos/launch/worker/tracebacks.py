@@ -135,9 +135,9 @@ def advice_if_alone(error: BaseException, size: int) -> str:
     text = _text_of(error)
     is_torn = type(error).__name__ in _TORN or (isinstance(error, OSError) and "truncated" in text)
     is_absent = isinstance(error, FileNotFoundError)
-    # The standard input of workers is empty.
     frames = traceback.extract_tb(error.__traceback__)
     starts_program = any(frame.filename.endswith("subprocess.py") for frame in frames)
+    # The standard input of workers is empty.
     if size < 2 or not (is_torn or is_absent) or "reading a line" in text or starts_program:
         return ""
     named = error.filename if isinstance(error, FileNotFoundError) else None

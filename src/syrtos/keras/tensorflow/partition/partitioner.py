@@ -239,7 +239,11 @@ class GraphRun:
     def operations_of(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns what stands for an operation where others wait for its end."""
         if op.type == "NoOp":
-            return [made for other in _control_inputs(op) for made in self.operations_of(other)]
+            return [
+                made
+                for other in tf_internals_emission.control_inputs(op)
+                for made in self.operations_of(other)
+            ]
         outside = [] if tf_internals_emission.is_of_function(op.graph) else [op]
         return self._made.get(op, outside)
 
@@ -268,7 +272,9 @@ class GraphRun:
         places = {op: place for place, op in enumerate(kept)}
         missing: dict[tf.Operation, int] = {}
         for op in kept:
-            before = {other for other in _before(op) if other in places}
+            before = {
+                other for other in tf_internals_emission.operations_before(op) if other in places
+            }
             missing[op] = len(before)
             for other in before:
                 followers[other].append(op)
@@ -298,7 +304,7 @@ class GraphRun:
     def _skip(self, op: tf.Operation) -> bool:
         if op.type == "Placeholder":
             self._made[op] = []
-        # What a group waits for, its followers wait for by themselves: see `_before`.
+        # What a group waits for, its followers wait for by themselves: see `operations_before`.
         return op.type in ("Placeholder", "NoOp")
 
     def _needs_reduction(self, op: tf.Operation) -> bool:
@@ -308,7 +314,7 @@ class GraphRun:
         )
 
     def _run(self, op: tf.Operation) -> None:
-        waits = _control_inputs(op)
+        waits = tf_internals_emission.control_inputs(op)
         # Graphs of functions order what uses one resource by themselves, as it is added.
         if tf_internals_emission.is_of_function(op.graph):
             waits = [o for o in waits if not (_uses_resource(op) and _uses_resource(o))]
@@ -345,18 +351,6 @@ def _is_only_read(tensor: tf.Tensor) -> bool:
     return not is_output and all(
         consumer.type in _READING or is_compiled_call(consumer) for consumer in tensor.consumers()
     )
-
-
-def _before(op: tf.Operation) -> list[tf.Operation]:
-    return [*(tensor.op for tensor in op.inputs), *_control_inputs(op)]
-
-
-def _control_inputs(op: tf.Operation) -> list[tf.Operation]:
-    """Returns the operations for whose end one waits, those of groups in the place of these."""
-    found: list[tf.Operation] = []
-    for other in op.control_inputs:
-        found += _control_inputs(other) if other.type == "NoOp" else [other]
-    return found
 
 
 def _uses_resource(op: tf.Operation) -> bool:

@@ -80,7 +80,13 @@ class _Segments:
     def _levels_of(self, operations: Sequence[tf.Operation]) -> list[list[tf.Operation]]:
         level: dict[tf.Operation, int] = {}
         for op in operations:
-            level[op] = max((self._level_after(other, level) for other in _before(op)), default=0)
+            level[op] = max(
+                (
+                    self._level_after(other, level)
+                    for other in tf_internals_emission.operations_before(op)
+                ),
+                default=0,
+            )
         return [
             [op for op in operations if level[op] == each]
             for each in range(1 + max(level.values(), default=0))
@@ -189,18 +195,6 @@ def _tensor_of(tensor: tf.Tensor, found: dict[object, tf.Tensor]) -> tf.Tensor:
     if tensor.ref() not in found and tensor.op.type == "Const":
         _emit(tensor.op, found)
     return found[tensor.ref()]
-
-
-def _before(operation: tf.Operation) -> list[tf.Operation]:
-    return [*(tensor.op for tensor in operation.inputs), *_waits(operation)]
-
-
-def _waits(operation: tf.Operation) -> list[tf.Operation]:
-    """Returns the operations for whose end one waits, those of groups in the place of these."""
-    found: list[tf.Operation] = []
-    for other in operation.control_inputs:
-        found += _waits(other) if other.type == "NoOp" else [other]
-    return found
 
 
 def _unique(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
