@@ -21,11 +21,11 @@ READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
 JOBS ?= 3
 # Where tests of the slower tiers stand: looking for them in all folders takes each process ten seconds.
 # Those that wait for services come first, so that they do not wait alone at the end.
-SLOW = tests/conformance tests/contract tests/parity tests/e2e tests/faults
+SLOW = tests/conformance tests/contract tests/packages tests/parity tests/e2e tests/faults
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
-.PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples dist clean
+.PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream packages bench bench-wire bench-memory bench-simulate examples dist clean
 
 # One worker first: the summary of two then says how fast they are against one.
 demo: export KERAS_BACKEND = $(BACKEND)
@@ -45,7 +45,7 @@ test: $(READY)
 # Many of these wait for others.
 test-slow test-long: JOBS = 4
 # Then, with nothing beside them, those that judge times.
-test-slow: sdks
+test-slow: sdks .venv-packages/ready
 	$(PYTEST) -m "slow and not long and not timing" $(SLOW)
 	$(MAKE) test-timing
 
@@ -88,6 +88,10 @@ upstream: $(READY) .venv-upstream/ready
 	$(BIN)/python tests/upstream/run.py keras $(KERAS_SRC)
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod $(HOROVOD_SRC),@echo "Horovod's tests need HOROVOD_SRC=, a checkout of it.")
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod-keras2 $(HOROVOD_SRC))
+
+# Trainings of packages that extend Keras, in one process and on two workers; the table goes into docs/upstream.md.
+packages: $(READY) .venv-packages/ready
+	$(BIN)/python tests/packages/compare_packages.py --write
 
 # The suite with the oldest Keras and TensorFlow that pyproject.toml admits, and with the newest.
 test-versions: $(READY)
@@ -142,6 +146,11 @@ bench: $(READY) .venv/bench-ready
 # The peers of the benchmark. torch is pinned to a version that comes without CUDA where there is none.
 .venv/bench-ready: $(READY)
 	$(PIP) -e '.[bench]'
+	touch $@
+
+# What those trainings import, beside our environment and not in it.
+.venv-packages/ready: tests/packages/requirements.txt | .venv/bin/python
+	$(PIP) --no-deps --no-compile --upgrade --target .venv-packages -r tests/packages/requirements.txt
 	touch $@
 
 # What those tests import, beside our environment and not in it.

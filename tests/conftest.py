@@ -19,6 +19,7 @@ HELPERS = (
     "contract",
     "e2e",
     "faults",
+    "packages",
     "parity",
     "unit/data",
     "unit/engines/kubernetes",

@@ -8,6 +8,7 @@ custom loop it keeps the contract of `tf.distribute`: `run` runs the function he
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -18,7 +19,7 @@ from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras.features import asynchronous
 from syrtos.keras.tensorflow import input as input_pipelines
-from syrtos.keras.tensorflow import input_policy, ops, tf_internals
+from syrtos.keras.tensorflow import input_policy, ops, tf_internals, tf_internals_emission
 from syrtos.keras.tensorflow.assignments import (
     RunScope,
     computes_whole_batch,
@@ -166,6 +167,19 @@ def replica_of_world() -> tf.distribute.ReplicaContext:
     return _ReplicaContext(not_chosen(), world.current().world.rank)
 
 
+def _value_at_start(initial: Callable[[], object]) -> object:
+    """Returns the initial value of a variable that a program makes while it is traced.
+
+    The value of another variable is read at once, and becomes a constant: a program within another
+    can't wait for it.
+    """
+    value = initial()
+    if not tf.is_symbolic_tensor(value) or not tf_internals_emission.waits_for_input(value.op):
+        return value
+    with tf.init_scope():
+        return tf.convert_to_tensor(initial()).numpy()
+
+
 class _Extended(tf_internals.OneDeviceExtended):
     """The hooks of `tf.distribute`, answered by the communicator."""
 
@@ -185,6 +199,11 @@ class _Extended(tf_internals.OneDeviceExtended):
     def _create_variable(
         self, next_creator: Callable[..., tf.Variable], **kwargs: object
     ) -> tf.Variable:
+        initial = kwargs.get("initial_value")
+        if hasattr(initial, "__tf_tensor__") and not isinstance(initial, tf.Tensor):
+            initial = functools.partial(tf.convert_to_tensor, initial)  # another variable
+        if tf.inside_function() and callable(initial):
+            kwargs["initial_value"] = functools.partial(_value_at_start, initial)
         variable = super()._create_variable(next_creator, **kwargs)
         if asynchronous.asynchronous_servers():
             asynchronous.remember(variable)
