@@ -697,6 +697,23 @@ def test_signal_ends_scripts_that_know_nothing_of_it(
     ended.check_nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow")
+def test_a_script_ends_though_its_generator_does_not(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", SCRIPTS / "slow_generator.py", within=START, forked=True)
+    assert ended.code == 0, ended.stderr
+    ended.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow")
+def test_the_rank_that_got_a_signal_is_named(tmp_path: Path) -> None:
+    script = SCRIPTS / "slow_generator.py"
+    arguments = ("-n", "2", "--max-restarts", "0", script, "interrupt")
+    ended = run(tmp_path, *arguments, within=START, forked=True)
+    ended.check_failure(1, 128 + signal.SIGINT, "rank 1 on", "was ended by SIGINT (signal 2)")
+
+
 def test_a_run_that_nohup_has_started_outlives_its_terminal(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:

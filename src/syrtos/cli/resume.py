@@ -46,6 +46,9 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--hosts", metavar="A:2,B:2", help="other hosts than before")
     parser.add_argument(
+        "--oversubscribe", action="store_true", help="allow more workers than cores"
+    )
+    parser.add_argument(
         "--force",
         action="store_true",
         help=(
@@ -74,7 +77,9 @@ def main(chosen: argparse.Namespace) -> int:
     make_plan(spec, this_machine(spec.hosts), settings.environment())
     if chosen.detach:
         return _resume_in_background(run_dir, chosen)
-    changes = request_changes(chosen.workers, spec.hosts if chosen.hosts else ())
+    changes = request_changes(
+        chosen.workers, spec.hosts if chosen.hosts else (), chosen.oversubscribe
+    )
     request = dataclasses.replace(request, spec=spec, any_batches=chosen.force)
     return execute(request, run_dir, resume=True, changes=changes)
 
@@ -84,7 +89,8 @@ def _resume_in_background(run_dir: Path, chosen: argparse.Namespace) -> int:
     given = [
         word for name, value in options.items() if value is not None for word in (name, str(value))
     ]
-    words = ("resume", str(run_dir), *given, *(["--force"] if chosen.force else []))
+    flags = [f"--{name}" for name in ("force", "oversubscribe") if getattr(chosen, name)]
+    words = ("resume", str(run_dir), *given, *flags)
     facts = background.start(run_dir, sys.executable, words)
     keep_submission(run_dir, background.ENGINE.name, facts)
     return print_submitted(run_dir)
@@ -130,4 +136,10 @@ def _resized_spec(spec: Spec, chosen: argparse.Namespace) -> Spec:
     elastic = spec.elastic and dataclasses.replace(
         spec.elastic, most=chosen.workers or spec.elastic.most
     )
-    return dataclasses.replace(spec, hosts=hosts, workers=workers, elastic=elastic)
+    return dataclasses.replace(
+        spec,
+        hosts=hosts,
+        workers=workers,
+        elastic=elastic,
+        oversubscribe=spec.oversubscribe or chosen.oversubscribe,
+    )

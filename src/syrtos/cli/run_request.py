@@ -288,7 +288,11 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
     durable.replace(path, (json.dumps(facts, indent=2) + "\n").encode(), mode=0o600)
 
 
-def request_changes(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:
+def request_changes(
+    workers: int | None, hosts: Sequence[Host] = (), oversubscribe: bool = False
+) -> dict[str, object]:
     """Returns another number of workers, or other hosts, in the form that the request keeps."""
     changes: dict[str, object] = {} if workers is None else {"resized": workers}
-    return changes | ({"moved": [dataclasses.asdict(host) for host in hosts]} if hosts else {})
+    if hosts:
+        changes["moved"] = [dataclasses.asdict(host) for host in hosts]
+    return changes | ({"oversubscribe": True} if oversubscribe else {})

@@ -54,6 +54,8 @@ class Ledger:
         self._file: IO[bytes] | None = None
         self._folder: Path | None = None
         self._next_point = 0.0
+        # the point after the last step, where it came too soon after another
+        self._left_out: Callable[[], Mapping[str, object]] | None = None
         self._sums: dict[str, dict[str, float]] = {}
         self.trained = self.fits = 0
         self.told: dict[str, object] = {}
@@ -289,18 +291,24 @@ class Ledger:
 
         The file is short enough to be read again and again.
         """
+        self._left_out = None
         if self._folder is not None:
             self._append(epochs_path(self._folder), facts)
 
     def point(self, facts: Callable[[], Mapping[str, object]]) -> None:
         """Records a point of the curves after some steps, on rank 0.
 
-        ``facts`` is called only if a point is recorded.
+        ``facts`` is called only if a point is recorded: some, and the last before this worker ends.
         """
-        now = time.perf_counter()
-        if self._folder is not None and now >= self._next_point:
-            self._append(curve_path(self._folder), facts())
+        self._left_out = facts
+        if self._folder is not None and time.perf_counter() >= self._next_point:
+            self._append_point(self._folder)
             self._next_point = time.perf_counter() + pause(steady.now() - self._began)
+
+    def _append_point(self, folder: Path) -> None:
+        if self._left_out is not None:
+            self._append(curve_path(folder), self._left_out())
+            self._left_out = None
 
     def _append(self, path: Path, facts: Mapping[str, object]) -> None:
         line = {"time": round(steady.now(), 3), "fit": self.fits, "trained": self.trained, **facts}
@@ -323,7 +331,11 @@ class Ledger:
                     self._record(part)
 
     def close(self) -> None:
-        """Records the remaining time and closes the file."""
+        """Records the last step and the remaining time, and closes the file."""
+        if self._folder is not None:
+            # after an error its numbers may be lost
+            with contextlib.suppress(Exception):
+                self._append_point(self._folder)
         if self._file is not None:
             self.say_sums()
             self.clock.unwind(self.clock.parts[0])

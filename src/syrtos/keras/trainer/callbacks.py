@@ -15,7 +15,7 @@ import numpy as np
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
-from syrtos.errors import DataError
+from syrtos.errors import DataError, OtherInterruptedError
 from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.features import learning_rate, registry
 from syrtos.keras.features.feature import Fit
@@ -463,10 +463,11 @@ class AfterUsers(_Quiet):
             asks = feature.asks_to_stop(self.fit, asks)
         if not have_met:
             return
-        wish = _INTERRUPTED if interrupts.is_interrupted() else float(asks)
+        interrupted = interrupts.is_interrupted()
+        wish = _INTERRUPTED if interrupted else float(asks)
         wishes = self._session.comm.agree("stop training?", wish)
         if max(wishes) == _INTERRUPTED:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if interrupted else OtherInterruptedError
         if any(wishes):
             self.model.stop_training = True
 

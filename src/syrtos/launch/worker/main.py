@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
-from syrtos.errors import ConfigurationError
+from syrtos.errors import ConfigurationError, OtherInterruptedError
 from syrtos.launch import events, lost_workers, resources, seeds
 from syrtos.launch.processes import deferred_imports, leftovers, standard_input
 from syrtos.launch.program import Program, parse
@@ -135,7 +136,7 @@ class _WorkerProcess:
         except KeyboardInterrupt as error:
             if tracebacks.is_raised(error):
                 return self._report_error(error)
-            self._tell("interrupted")
+            self._tell("interrupted", by_other=isinstance(error, OtherInterruptedError))
             return 130
         except BaseException as error:
             return self._report_error(error)
@@ -422,6 +423,10 @@ class _WorkerProcess:
 
             self._close_log()
             MPI.COMM_WORLD.Abort(code)
+        if "tensorflow" in sys.modules:
+            # A pipeline that is freed while Python ends waits for ever for its thread, if that was
+            # in a generator of the script (seen with TensorFlow 2.21, in plain Python too).
+            gc.collect()
         # The log is closed at the exit, after all that the script has registered for it.
         sys.exit(code)
 
