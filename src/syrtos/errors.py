@@ -78,7 +78,3 @@ class OutOfReachError(SyrtosError):
 
 class SnapshotError(SyrtosError):
     """A snapshot is damaged, or is of a run with another script, model or number of workers."""
-
-
-class OtherInterruptedError(KeyboardInterrupt):
-    """Another worker got SIGINT in `fit`, which ends on all workers then."""

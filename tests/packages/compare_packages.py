@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-from trainings import TRAININGS  # noqa: E402 - stands beside this file
+sys.path.insert(0, str(HERE / "scripts"))
+from trainings import TRAININGS  # noqa: E402 - found by the line above
 
 ROOT = HERE.parent.parent
 # From the Makefile, beside our environment and not in it.
@@ -78,7 +78,13 @@ def compare(name: str, backend: str, folder: Path) -> Outcome:
     for kind, launch in (("plain", []), ("workers", workers)):
         cwd = folder / kind
         cwd.mkdir()
-        command = [sys.executable, *launch, str(HERE / "trainings.py"), name, str(cwd / "result")]
+        command = [
+            sys.executable,
+            *launch,
+            str(HERE / "scripts" / "trainings.py"),
+            name,
+            str(cwd / "result"),
+        ]
         with (folder / f"{kind}.log").open("w") as log:
             code = subprocess.run(
                 command, env=env, cwd=cwd, stdout=log, stderr=subprocess.STDOUT, check=False

@@ -20,8 +20,8 @@ pytestmark = [
     ("name", "backend"),
     [
         ("keras_rs_retrieval", "tensorflow"),
-        ("hgq2_quantized_network", "tensorflow"),
-        ("keras_hub_bert", "jax"),
+        pytest.param("hgq2_quantized_network", "tensorflow", marks=pytest.mark.long),
+        pytest.param("keras_hub_bert", "jax", marks=pytest.mark.long),
         ("bayesflow_posterior", "torch"),
     ],
 )

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from syrtos.cli import resume
+from syrtos.cli.run_request import request_changes
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,8 @@ def test_the_backend_is_that_of_the_run_unless_the_shell_names_one(
     assert ("its snapshots can be read with jax alone" in said) == (
         (kept, here) == ("jax", "torch")
     )
+
+
+def test_more_workers_than_cores_are_kept_for_the_next_time() -> None:
+    assert request_changes(3, (), oversubscribe=True) == {"resized": 3, "oversubscribe": True}
+    assert request_changes(None) == {}

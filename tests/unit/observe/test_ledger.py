@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from syrtos.observe.clock import KINDS, Clock
-from syrtos.observe.ledger import Ledger, epochs_path, forget, launcher_path, launching, ledger_path
+from syrtos.observe.ledger import (
+    Ledger,
+    curve_path,
+    epochs_path,
+    forget,
+    launcher_path,
+    launching,
+    ledger_path,
+)
 from syrtos.observe.unrecorded import Unrecorded
 
 
@@ -312,3 +320,19 @@ def test_what_an_earlier_run_left_is_forgotten_and_nothing_else(tmp_path: Path) 
 def test_a_new_folder_has_nothing_to_forget(tmp_path: Path) -> None:
     forget(tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_the_last_point_of_the_curves_is_recorded_at_the_end(run: Run) -> None:
+    for batch in range(3):
+        run.ledger.point(lambda batch=batch: {"batch": batch})
+    run.ledger.close()
+    points = [json.loads(line) for line in curve_path(run.folder).read_text().splitlines()]
+    assert [point["batch"] for point in points] == [0, 2]
+
+
+def test_the_end_of_an_epoch_stands_for_its_last_point(run: Run) -> None:
+    for batch in range(3):
+        run.ledger.point(lambda batch=batch: {"batch": batch})
+    run.ledger.epoch(epoch=1)
+    run.ledger.close()
+    assert len(curve_path(run.folder).read_text().splitlines()) == 1

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.comm.communicator import ReduceOp
+from syrtos.comm.communicator import Array, ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras.features import asynchronous
 from syrtos.keras.tensorflow import input as input_pipelines
@@ -167,17 +167,27 @@ def replica_of_world() -> tf.distribute.ReplicaContext:
     return _ReplicaContext(not_chosen(), world.current().world.rank)
 
 
-def _value_at_start(initial: Callable[[], object]) -> object:
-    """Returns the initial value of a variable that a program makes while it is traced.
+def _value_at_start(initial: object) -> object:
+    """Returns an initial value for a variable that a program makes while it is traced.
 
     The value of another variable is read at once, and becomes a constant: a program within another
     can't wait for it.
     """
-    value = initial()
-    if not tf.is_symbolic_tensor(value) or not tf_internals_emission.waits_for_input(value.op):
-        return value
-    with tf.init_scope():
-        return tf.convert_to_tensor(initial()).numpy()
+    if hasattr(initial, "__tf_tensor__"):
+        make = functools.partial(tf.convert_to_tensor, cast("tf.Variable", initial))
+    elif callable(initial):
+        make = cast("Callable[[], tf.Tensor]", initial)
+    else:
+        return initial
+
+    def make_at_once() -> tf.Tensor | Array:
+        value = make()
+        if not tf.is_symbolic_tensor(value) or not tf_internals_emission.waits_for_input(value.op):
+            return value
+        with tf.init_scope():
+            return tf.convert_to_tensor(make()).numpy()
+
+    return make_at_once
 
 
 class _Extended(tf_internals.OneDeviceExtended):
@@ -200,10 +210,8 @@ class _Extended(tf_internals.OneDeviceExtended):
         self, next_creator: Callable[..., tf.Variable], **kwargs: object
     ) -> tf.Variable:
         initial = kwargs.get("initial_value")
-        if hasattr(initial, "__tf_tensor__") and not isinstance(initial, tf.Tensor):
-            initial = functools.partial(tf.convert_to_tensor, initial)  # another variable
-        if tf.inside_function() and callable(initial):
-            kwargs["initial_value"] = functools.partial(_value_at_start, initial)
+        if tf.inside_function() and not isinstance(initial, tf.Tensor):
+            kwargs["initial_value"] = _value_at_start(initial)
         variable = super()._create_variable(next_creator, **kwargs)
         if asynchronous.asynchronous_servers():
             asynchronous.remember(variable)

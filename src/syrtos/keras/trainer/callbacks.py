@@ -15,7 +15,8 @@ import numpy as np
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
-from syrtos.errors import DataError, OtherInterruptedError
+from syrtos.comm.interrupted import OtherInterruptedError
+from syrtos.errors import DataError
 from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.features import learning_rate, registry
 from syrtos.keras.features.feature import Fit

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
-from syrtos.errors import ConfigurationError, OtherInterruptedError
+from syrtos.comm.interrupted import OtherInterruptedError
+from syrtos.errors import ConfigurationError
 from syrtos.launch import events, lost_workers, resources, seeds
 from syrtos.launch.processes import deferred_imports, leftovers, standard_input
 from syrtos.launch.program import Program, parse

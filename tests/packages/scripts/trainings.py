@@ -1,4 +1,4 @@
-"""Small trainings of packages that extend Keras: `python tests/packages/trainings.py NAME FILE`, plain or under `syrtos run`.
+"""Small trainings of packages that extend Keras: `python tests/packages/scripts/trainings.py NAME FILE`, plain or under `syrtos run`.
 
 Each knows nothing of workers, and returns what it has learned and logged. The arrays are written to FILE, with a worker's rank at the
 end of its name.
