@@ -26,8 +26,8 @@ from syrtos.launch.terminal import streams
 _GROUPS = {
     "train": {"init": "init", "run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "stop": "jobs"},
     "look before and after": {
-        "doctor": "doctor", "verify": "verify", "report": "report", "tune": "tune", "forecast": "forecast", "track": "track", "data": "data", "env": "env",
-        "completion": "completion",
+        "check": "check", "doctor": "doctor", "verify": "verify", "report": "report", "tune": "tune", "forecast": "forecast", "track": "track",
+        "data": "data", "env": "env", "completion": "completion",
     },
     "jobs in the manner of SageMaker": {"submit": "submit", "serve": "serve", "jobs": "jobs", "describe": "jobs", "aws-env": "aws_env"},
     "commands of other launchers": {"horovodrun": "horovodrun", "smddprun": "horovodrun"},

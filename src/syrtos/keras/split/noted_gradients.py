@@ -29,6 +29,7 @@ class GradientNotes:
 
 
 _notes: ContextVar[GradientNotes | None] = ContextVar("notes", default=None)
+_note_reduced: ContextVar[Note | None] = ContextVar("note_reduced", default=None)
 
 
 @contextlib.contextmanager
@@ -51,3 +52,16 @@ def noting_nothing() -> Iterator[None]:
     """Context manager: gradients that an optimizer passes to another one are not noted again."""
     with set_within(_notes, None):
         yield
+
+
+@contextlib.contextmanager
+def noting_reduced(note: Note) -> Iterator[None]:
+    """Context manager: ``note`` is given the gradients of each update, once all workers' are in them."""
+    with set_within(_note_reduced, note):
+        yield
+
+
+def tell_reduced(gradients: object) -> None:
+    """Tells what notes them of the gradients that an update is made by."""
+    if (note := _note_reduced.get()) is not None:
+        note(gradients)

@@ -15,7 +15,7 @@ from syrtos.keras import keras_internals
 from syrtos.keras.features import registry, sharding
 from syrtos.keras.replica import state, updates
 from syrtos.keras.replica.updates import AskedReductions
-from syrtos.keras.split import script_modules
+from syrtos.keras.split import noted_gradients, script_modules
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.partition.step import current_batch
@@ -197,6 +197,7 @@ def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> lis
     if not update.is_reduced:
         update.reduction = workers_of(optimizer)
         results = registry.check_gradients(update, exchange(update, grads), grads)
+    noted_gradients.tell_reduced(results)
     return list(registry.change_gradients(update, results))
 
 

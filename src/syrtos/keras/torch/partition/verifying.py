@@ -71,6 +71,23 @@ def verify_step(
     Verifying.note(rows, session, model.name, name, bound, gathered=gathered)
 
 
+@dataclasses.dataclass
+class _Update:
+    """The gradients of an update.
+
+    Attributes:
+        titles: the names of the variables that have gradients.
+        gradients: these, with what all workers' rows give; empty where it only accumulates them.
+    """
+
+    titles: list[str]
+    gradients: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    def pairs(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns each gradient with its name; none where they were accumulated."""
+        return list(zip(self.titles, self.gradients, strict=False))
+
+
 class _StateOfModel:
     """The variables, buffers and gradients of a model, and torch's generators.
 
@@ -101,20 +118,26 @@ class _StateOfModel:
         values = [tensor.detach().clone() for tensor in self._tensors]
         grads = [(p, p.grad) for p in self._model.parameters()]
         generator, attributes = generators.generator_state(), _Attributes(self._model)
-        found: list[tuple[str, torch.Tensor]] = []
+        updates: list[_Update] = []
 
         def note(optimizer: Any, given: Sequence[Any], variables: Sequence[NamedVariable]) -> None:
             following = [*variables, *state.variables_of(optimizer)]
             self._following |= {id(_tensor(variable)) for variable in following}
-            for index, gradient in enumerate(given):
-                if gradient is not None:
-                    known = index < len(variables)
-                    title = state.name_of(variables[index]) if known else f"gradient {index + 1}"
-                    found.append((title, gradient))
+            known = [*map(state.name_of, variables)]
+            known += [f"gradient {index + 1}" for index in range(len(known), len(given))]
+            pairs = zip(known, given, strict=False)
+            updates.append(_Update([title for title, made in pairs if made is not None]))
 
-        with noted_gradients.noting_gradients(note, updates=True):
+        def note_reduced(gradients: Sequence[torch.Tensor]) -> None:
+            updates[-1].gradients = updates[-1].gradients or list(gradients)
+
+        with (
+            noted_gradients.noting_gradients(note, updates=True),
+            noted_gradients.noting_reduced(note_reduced),
+        ):
             outputs = step()
-        if not found:  # an optimizer of torch's own takes what `backward` has left
+        found = [pair for update in updates for pair in update.pairs()]
+        if not updates:  # an optimizer of torch's own takes what `backward` has left
             titles = dict(zip(map(id, self._tensors), self._names, strict=True))
             left = [p for p, old in grads if p.grad is not None and p.grad is not old]
             found = [(titles[id(p)], p.grad) for p in left if p.grad is not None]
