@@ -28,7 +28,7 @@ WITHOUT_FLAGS = (
     "draws_by_a_constant_seed", "draws_for_rows", "predictions_of_all_kinds", "draws_for_a_batch", "one_wants_to_stop", "different_weights",
     "different_weights_without_fit", "own_callback_list", "custom_strategy_loop", "values_of_a_strategy",
     "errors_name_lines_of_the_script", "libraries_that_write_beside_rank_0",
-    "division_that_fails", "iterators_that_are_not_tuned", "evaluated_before_weights_are_loaded", "imports_that_are_put_off",
+    "division_that_fails", "iterators_that_are_not_tuned", "evaluated_before_weights_are_loaded", "imports_that_are_put_off", "metrics_begin_as_they_are_made",
 )  # fmt: skip
 OF_LEARNING_RATES = (
     "learning_rate", "learning_rate_accumulated", "learning_rate_unknown_length", "learning_rate_resumed", "learning_rate_of_a_loaded_model",

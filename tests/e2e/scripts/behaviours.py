@@ -861,6 +861,32 @@ def evaluated_before_weights_are_loaded() -> None:
     assert int(fresh.optimizer.iterations) == 1
 
 
+class _Counting(keras.metrics.Metric):
+    """Counts steps: from 5 when it is made, and from 1 after a reset."""
+
+    def __init__(self) -> None:
+        super().__init__(name="counted")
+        self.total = self.add_weight(name="total", initializer=lambda *_, **__: 5.0)
+
+    def update_state(self, *_: object, **__: object) -> None:
+        self.total.assign_add(1.0)
+
+    def reset_state(self) -> None:
+        self.total.assign(1.0)
+
+    def result(self) -> object:
+        return self.total + 0.0
+
+
+def metrics_begin_as_they_are_made() -> None:
+    """One process makes metrics in its first step, after they would have been reset."""
+    x, y = data()
+    made = model()
+    made.compile("adam", "mse", metrics=[_Counting()])
+    counted = made.fit(x, y, batch_size=len(x) // 2, epochs=2, verbose=0).history["counted"]
+    assert counted[0] - counted[1] == 4.0, counted
+
+
 if __name__ == "__main__":
     for name in sys.argv[1].split(","):
         (FOLDER / name).mkdir(exist_ok=True)

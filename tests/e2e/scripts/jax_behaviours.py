@@ -37,6 +37,16 @@ class Sorting(keras.layers.Layer):
         return keras.ops.sort(x, axis=0) + jax.vmap(jax.numpy.sort)(x)
 
 
+def averages_of_weights() -> float:
+    """Evaluation lends the arrays of the weights, which are those of the moving averages too."""
+    averaged = model(keras.layers.Dense(8))
+    averaged.compile(keras.optimizers.Adam(0.01, use_ema=True), "mse")
+    x, y = data(25)
+    averaged.fit(x, y, batch_size=8, verbose=0)
+    averaged.evaluate(x, y, verbose=0)
+    return float(np.asarray(averaged.predict(x, verbose=0)).sum())
+
+
 def one_program() -> None:
     """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, predictions, mixed and sorted rows: as in one process."""
     built = model(
@@ -57,6 +67,7 @@ def one_program() -> None:
     found.update(numbers_beside_rows())
     found["loss of rows on a mesh"] = rows_on_a_mesh()
     found["calls of a step"] = calls_of_a_step()
+    found["after moving averages"] = averages_of_weights()
     written("one_program", built, found)
 
 

@@ -61,7 +61,11 @@ class Jax(Backend):
         return True
 
     def memory_of(self, variable: keras.Variable) -> npt.NDArray[np.generic]:
-        return gather_array(variable.value)
+        value = variable.value
+        # After `fit` an optimizer's moving averages are the very arrays of the weights, which
+        # `evaluate` lends to its step: they are gone then, in one process too.
+        gone = isinstance(value, jax.Array) and value.is_deleted()
+        return np.zeros(0, value.dtype) if gone else gather_array(value)
 
     def splits_variables(self) -> bool:
         split = not isinstance(

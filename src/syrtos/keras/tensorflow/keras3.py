@@ -8,6 +8,7 @@ back to it wherever the process is a world of one. `apply_all` is called by the 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.comm.communicator import Array
 from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch, by_all
@@ -40,6 +42,7 @@ from syrtos.keras.tensorflow.split_function import (
     partitions,
 )
 from syrtos.keras.trainer import replicas
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import EpochIterator, Model, Optimizer, Variable
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     class _TrainedModel(Model, Protocol):
         """A model as its trainer on TensorFlow sees it."""
 
+        metrics_variables: Sequence[keras.Variable]
         predict_function: Callable[..., object] | None
         predict_step: BatchStep
         test_step: BatchStep
@@ -218,9 +222,36 @@ def _build_from_spec(original: Method) -> Method:
             fitting.optimizer_built_by_training(self),
             contextlib.suppress(Exception),
         ):
+            known = set(map(id, self.metrics_variables))
             self._symbolic_build(data_batch=batch)
+            made = [variable for variable in self.metrics_variables if id(variable) not in known]
+            record_of(self, _NewMetrics).values = [(v, v.numpy()) for v in made]
 
     return maybe_symbolic_build
+
+
+@dataclasses.dataclass
+class _NewMetrics:
+    """The record of a model whose metrics were made before its first step.
+
+    Attributes:
+        values: their variables and the values that these begin with.
+    """
+
+    values: Sequence[tuple[keras.Variable, Array]] = ()
+
+
+def _beginning_as_made(original: Method) -> Method:
+    """Wraps `reset_metrics`: one process makes metrics after it, in the first step."""
+
+    def reset_metrics(self: keras.Model) -> None:
+        original(self)
+        record = record_of(self, _NewMetrics)
+        for variable, value in record.values:
+            variable.assign(value)
+        record.values = ()
+
+    return reset_metrics
 
 
 def _draw_an_order(iterator: _EpochIterator) -> None:
@@ -312,6 +343,12 @@ TRAINER = [
         "_maybe_symbolic_build",
         _build_from_spec,
         "The original draws a batch, which moves shuffles and uses up generators.",
+    ),
+    Patch(
+        _TRAINER,
+        "reset_metrics",
+        _beginning_as_made,
+        "Metrics are made before the first step, and are reset once more than in one process.",
     ),
     Patch(_TRAINER, "train_on_batch", by_all(_on_batch, fitting.inside_fit), _BY_HAND),
     Patch(_TRAINER, "test_on_batch", _on_batch, _BY_HAND),
