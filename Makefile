@@ -45,7 +45,7 @@ test: $(READY)
 # Many of these wait for others.
 test-slow test-long: JOBS = 4
 # Then, with nothing beside them, those that judge times.
-test-slow: sdks .venv-packages/ready
+test-slow: sdks
 	$(PYTEST) -m "slow and not long and not timing" $(SLOW)
 	$(MAKE) test-timing
 
@@ -150,7 +150,8 @@ bench: $(READY) .venv/bench-ready
 
 # What those trainings import, beside our environment and not in it.
 .venv-packages/ready: tests/packages/requirements.txt | .venv/bin/python
-	$(PIP) --no-deps --no-compile --upgrade --target .venv-packages -r tests/packages/requirements.txt
+	rm -rf .venv-packages
+	$(PIP) --no-deps --no-compile --target .venv-packages -r tests/packages/requirements.txt
 	touch $@
 
 # What those tests import, beside our environment and not in it.
@@ -159,4 +160,4 @@ bench: $(READY) .venv/bench-ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-upstream .venv-versions build dist runs
+	rm -rf .venv .venv-packages .venv-sagemaker .venv-upstream .venv-versions build dist runs

@@ -48,9 +48,16 @@ def imported() -> Iterator[tuple[str, str]]:
         file = path.relative_to(SOURCE).as_posix()
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    if node.module.startswith(_IMPORTED):
-                        yield f"{node.module}.{alias.name}", file
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+                names = [
+                    argument.value for argument in node.args if isinstance(argument, ast.Constant)
+                ]
+            else:
+                continue
+            yield from ((name, file) for name in names if name.startswith(_IMPORTED))
 
 
 def section() -> str:
@@ -61,16 +68,16 @@ def section() -> str:
     for backend, title in BACKENDS.items():
         command = [sys.executable, __file__, "--print"]
         env = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        out = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
         for owner, name in json.loads(out.splitlines()[-1]):
             by_name[(owner, name)].append(title)
     private = {pair: titles for pair, titles in by_name.items() if is_private(*pair)}
     keras2 = {pair for pair in private if pair[0].startswith("tf_keras")}
     lines = [
-        f"Of Keras 3 syrtos replaces {len(private) - len(keras2)} private functions (seen to work with {SEEN['keras']}), of Keras 2, which",
+        f"Of Keras 3 syrtos replaces {len(private) - len(keras2)} private functions and classes (seen to work with {SEEN['keras']}), of Keras 2, which",
         f"no longer changes, {len(keras2)} ({SEEN['tf_keras']}), and {len(by_name) - len(private)} public ones. Where a version lacks one, the run ends with a sentence that names it.",
         "",
-        "| owner | private functions that are replaced | with |",
+        "| owner | private names that are replaced | with |",
         "|---|---|---|",
     ]
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)

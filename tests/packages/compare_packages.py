@@ -124,6 +124,8 @@ def main() -> int:
     parser.add_argument("--backend", help="one of Keras's backends; all, without any")
     parser.add_argument("--write", action="store_true", help=f"also put the table into {PAGE.name}")
     chosen = parser.parse_args()
+    if chosen.write and (chosen.names or chosen.backend):
+        parser.error("--write is for all trainings on all backends")
     sys.path.insert(0, str(SITE))
     rows: list[str] = []
     failed = 0

@@ -346,20 +346,7 @@ class _GenerationStarter:
                 " hosts"
             )
         self._tell_change(spec.program.name)
-        try:
-            return self._run_again_if_asked(spec, folder, variables(spec.workers), without)
-        except OSError as error:  # no processes or descriptors are left
-            return Outcome(
-                End.NOT_STARTED, 1, why=f"{error}. {limits.explain(str(error))}".rstrip(". ")
-            )
-        finally:
-            self.began = steady.now()
-
-    def _run_again_if_asked(
-        self, spec: Spec, folder: Path, variables: Mapping[str, str], without: frozenset[str]
-    ) -> Outcome:
-        """Runs a generation, once more where its workers need interpreters of their own."""
-        outcome = self._run_once(spec, folder, variables, without)
+        outcome = self._run_once(spec, folder, variables(spec.workers), without)
         if outcome.otherwise and outcome.end is not End.STOPPED:
             output.say(
                 f"{outcome.otherwise}. The script begins again, and each worker imports its"
@@ -368,7 +355,8 @@ class _GenerationStarter:
             # It stays set: the imports guessed from the script's text are wrong in later
             # generations too.
             self.new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
-            outcome = self._run_once(spec, folder, variables, without)
+            outcome = self._run_once(spec, folder, variables(spec.workers), without)
+        self.began = steady.now()
         return outcome
 
     def _tell_change(self, script: str) -> None:
@@ -397,7 +385,13 @@ class _GenerationStarter:
             launching(folder, self.began, self.unrecorded) as facts,
         ):
             env = {**settings.environment(), **variables, **claims, **self.new_interpreters}
-            outcome = self.supervised(make_plan(spec, self.machine, env, without), env)
+            try:
+                outcome = self.supervised(make_plan(spec, self.machine, env, without), env)
+            except OSError as error:
+                # A limit of this machine, e.g. of open files: the run has an end, and may be resumed.
+                if not (why := limits.explain(f"{type(error).__name__}: {error}")):
+                    raise
+                outcome = Outcome(End.NOT_STARTED, 1, why=f"{error}. {why}".rstrip(". "))
             facts |= outcome.facts()
         return outcome
 

@@ -170,7 +170,7 @@ def read_request(run_dir: Path) -> RunRequest:
             ssh=found["ssh"],
             forward=tuple(found["forward"]),
             options=options,
-            oversubscribe=found["oversubscribe"],
+            oversubscribe=found["oversubscribe"] or bool(found.get("oversubscribed")),
             grace=found["grace"],
         )
         request = RunRequest(
@@ -295,4 +295,4 @@ def request_changes(
     changes: dict[str, object] = {} if workers is None else {"resized": workers}
     if hosts:
         changes["moved"] = [dataclasses.asdict(host) for host in hosts]
-    return changes | ({"oversubscribe": True} if oversubscribe else {})
+    return changes | ({"oversubscribed": True} if oversubscribe else {})

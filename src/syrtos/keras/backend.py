@@ -94,7 +94,8 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def has_value(self, variable: VariableT) -> bool:
         """Returns whether a variable has been given a value.
 
-        One that is created while a function is traced has none yet.
+        One that is created while a function is traced has none yet. On JAX one whose array was given
+        away has none any more.
         """
 
     def write(self, variable: VariableT, value: Array) -> None:

@@ -46,6 +46,7 @@ class Facts:
             SIGTERM).
         finished: ranks that said so.
         interrupted: ranks that said that SIGINT ended their script.
+        interrupted_by: the rank that got that signal; None: none has said so.
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
         fatal: the process whose end, or call of `os._exit`, was the first, if it was before any
@@ -62,6 +63,7 @@ class Facts:
     stopped_by: int | None = None
     finished: set[int] = dataclasses.field(default_factory=set)
     interrupted: list[int] = dataclasses.field(default_factory=list)
+    interrupted_by: int | None = None
     failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     fatal: ProcessEnd | None = None
@@ -266,7 +268,8 @@ def _verdict(facts: Facts) -> Outcome:
             return Outcome(End.HUNG, _exit_code_of(first), min(facts.hung))
         return Outcome(End.FAILED, _exit_code_of(first), first["rank"])
     if facts.interrupted:
-        return _outcome_of(ProcessEnd(facts.interrupted[0], -signal.SIGINT))
+        by = facts.interrupted[0] if facts.interrupted_by is None else facts.interrupted_by
+        return _outcome_of(ProcessEnd(by, -signal.SIGINT))
     if facts.unfinished:
         return Outcome(End.LOST, 1, facts.unfinished[0] if len(facts.unfinished) == 1 else None)
     return Outcome()

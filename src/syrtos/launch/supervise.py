@@ -335,9 +335,10 @@ class _Supervisor:
         elif event["kind"] == "left":
             self._on_left(event["rank"], event["code"])
         elif event["kind"] == "interrupted":
-            # The first of them is blamed: one that got the signal itself.
-            place = len(self._facts.interrupted) if event["by_other"] else 0
-            self._facts.interrupted.insert(place, event["rank"])
+            self._facts.interrupted.append(event["rank"])
+            # All that end by it name the same rank, whichever is the first to report.
+            if self._facts.interrupted_by is None:
+                self._facts.interrupted_by = event["by"]
         elif event["kind"] == "waiting" and not self._facts.spared:
             if event["call"]:
                 self._waits.begin(event["rank"], event["watchdog"], event["call"], event["seconds"])

@@ -14,7 +14,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
@@ -54,8 +54,11 @@ class Ledger:
         self._file: IO[bytes] | None = None
         self._folder: Path | None = None
         self._next_point = 0.0
-        # the point after the last step, where it came too soon after another
-        self._left_out: Callable[[], Mapping[str, object]] | None = None
+        # that after the last step, where it came too soon after another: what it was made at, what
+        # gives its facts, and the logs that these read
+        self._unrecorded: (
+            tuple[dict[str, object], Callable[[], Mapping[str, object]], Iterable[object]] | None
+        ) = None
         self._sums: dict[str, dict[str, float]] = {}
         self.trained = self.fits = 0
         self.told: dict[str, object] = {}
@@ -291,27 +294,32 @@ class Ledger:
 
         The file is short enough to be read again and again.
         """
-        self._left_out = None
+        self._unrecorded = None
         if self._folder is not None:
-            self._append(epochs_path(self._folder), facts)
+            self._append(epochs_path(self._folder), {**self._place(), **facts})
 
-    def point(self, facts: Callable[[], Mapping[str, object]]) -> None:
+    def point(self, facts: Callable[[], Mapping[str, object]], logs: Iterable[object] = ()) -> None:
         """Records a point of the curves after some steps, on rank 0.
 
-        ``facts`` is called only if a point is recorded: some, and the last before this worker ends.
+        Args:
+            facts: called if a point is recorded: not for each step, but for the last one.
+            logs: what it reads. An array among them may not be computed yet.
         """
-        self._left_out = facts
+        self._unrecorded = self._place(), facts, logs
         if self._folder is not None and time.perf_counter() >= self._next_point:
             self._append_point(self._folder)
             self._next_point = time.perf_counter() + pause(steady.now() - self._began)
 
     def _append_point(self, folder: Path) -> None:
-        if self._left_out is not None:
-            self._append(curve_path(folder), self._left_out())
-            self._left_out = None
+        if self._unrecorded is not None:
+            place, facts, _ = self._unrecorded
+            self._unrecorded = None
+            self._append(curve_path(folder), {**place, **facts()})
 
-    def _append(self, path: Path, facts: Mapping[str, object]) -> None:
-        line = {"time": round(steady.now(), 3), "fit": self.fits, "trained": self.trained, **facts}
+    def _place(self) -> dict[str, object]:
+        return {"time": round(steady.now(), 3), "fit": self.fits, "trained": self.trained}
+
+    def _append(self, path: Path, line: Mapping[str, object]) -> None:
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -332,7 +340,9 @@ class Ledger:
 
     def close(self) -> None:
         """Records the last step and the remaining time, and closes the file."""
-        if self._folder is not None:
+        # An array of JAX whose other workers have gone would be waited for.
+        logs = self._unrecorded[2] if self._unrecorded else ()
+        if self._folder is not None and all(_is_ready(v) for v in logs):
             # after an error its numbers may be lost
             with contextlib.suppress(Exception):
                 self._append_point(self._folder)
@@ -387,6 +397,10 @@ class Ledger:
             f"syrtos: the record of this run ends here, its file can't be written: {error}",
             file=sys.stderr,
         )
+
+
+def _is_ready(value: object) -> bool:
+    return bool(getattr(value, "is_ready", lambda: True)())
 
 
 def pause(elapsed: float) -> float:

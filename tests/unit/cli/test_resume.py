@@ -34,5 +34,5 @@ def test_the_backend_is_that_of_the_run_unless_the_shell_names_one(
 
 
 def test_more_workers_than_cores_are_kept_for_the_next_time() -> None:
-    assert request_changes(3, (), oversubscribe=True) == {"resized": 3, "oversubscribe": True}
+    assert request_changes(3, (), oversubscribe=True) == {"resized": 3, "oversubscribed": True}
     assert request_changes(None) == {}

@@ -58,14 +58,12 @@ class Jax(Backend):
         return variable
 
     def has_value(self, variable: keras.Variable) -> bool:
-        return True
-
-    def memory_of(self, variable: keras.Variable) -> npt.NDArray[np.generic]:
-        value = variable.value
         # After `fit` an optimizer's moving averages are the very arrays of the weights, which
         # `evaluate` lends to its step: they are gone then, in one process too.
-        gone = isinstance(value, jax.Array) and value.is_deleted()
-        return np.zeros(0, value.dtype) if gone else gather_array(value)
+        return not (isinstance(variable.value, jax.Array) and variable.value.is_deleted())
+
+    def memory_of(self, variable: keras.Variable) -> npt.NDArray[np.generic]:
+        return gather_array(variable.value)
 
     def splits_variables(self) -> bool:
         split = not isinstance(

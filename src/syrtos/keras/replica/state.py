@@ -193,7 +193,12 @@ def are_equal(comm: Communicator, checksums: Sequence[int]) -> bool:
 
 
 def checksum(variable: FrameworkVariable, limit: int | None = None) -> int:
-    """Returns a 32-bit digest of the value's bytes, or of the first ``limit`` of them."""
+    """Returns a 32-bit digest of the value's bytes, or of the first ``limit`` of them.
+
+    It is 0 for a variable without a value.
+    """
+    if not is_cut(variable) and not backend.active().has_value(variable):
+        return 0
     return zlib.crc32(_bytes_of(memory_of(variable))[:limit])
 
 

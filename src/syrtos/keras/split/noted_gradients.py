@@ -56,12 +56,12 @@ def noting_nothing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_reduced(note: Note) -> Iterator[None]:
-    """Context manager: ``note`` is given the gradients of each update, once all workers' are in them."""
+    """Context manager: ``note`` is given each update's gradients after their exchange."""
     with set_within(_note_reduced, note):
         yield
 
 
-def tell_reduced(gradients: object) -> None:
-    """Tells what notes them of the gradients that an update is made by."""
+def tell_reduced(gradients: Callable[[], object]) -> None:
+    """Gives the gradients of an update, after their exchange, to the function that notes them."""
     if (note := _note_reduced.get()) is not None:
-        note(gradients)
+        note(gradients())

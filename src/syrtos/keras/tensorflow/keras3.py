@@ -225,7 +225,8 @@ def _build_from_spec(original: Method) -> Method:
             known = set(map(id, self.metrics_variables))
             self._symbolic_build(data_batch=batch)
             made = [variable for variable in self.metrics_variables if id(variable) not in known]
-            record_of(self, _NewMetrics).values = [(v, v.numpy()) for v in made]
+            if iterator is not None:  # `train_on_batch` resets no metrics
+                record_of(self, _NewMetrics).values = [(v, v.numpy()) for v in made]
 
     return maybe_symbolic_build
 
@@ -348,7 +349,7 @@ TRAINER = [
         _TRAINER,
         "reset_metrics",
         _beginning_as_made,
-        "Metrics are made before the first step, and are reset once more than in one process.",
+        "Metrics are made before the first reset, which would overwrite the values that they begin with.",
     ),
     Patch(_TRAINER, "train_on_batch", by_all(_on_batch, fitting.inside_fit), _BY_HAND),
     Patch(_TRAINER, "test_on_batch", _on_batch, _BY_HAND),

@@ -8,18 +8,17 @@ custom loop it keeps the contract of `tf.distribute`: `run` runs the function he
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Array, ReduceOp
+from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras.features import asynchronous
 from syrtos.keras.tensorflow import input as input_pipelines
-from syrtos.keras.tensorflow import input_policy, ops, tf_internals, tf_internals_emission
+from syrtos.keras.tensorflow import input_policy, ops, tf_internals
 from syrtos.keras.tensorflow.assignments import (
     RunScope,
     computes_whole_batch,
@@ -168,26 +167,18 @@ def replica_of_world() -> tf.distribute.ReplicaContext:
 
 
 def _value_at_start(initial: object) -> object:
-    """Returns an initial value for a variable that a program makes while it is traced.
+    """Returns an initial value for a variable that a step makes while it is traced.
 
-    The value of another variable is read at once, and becomes a constant: a program within another
-    can't wait for it.
+    Another variable is read at once: TensorFlow can't do so before the traced step is called.
     """
-    if hasattr(initial, "__tf_tensor__"):
-        make = functools.partial(tf.convert_to_tensor, cast("tf.Variable", initial))
-    elif callable(initial):
-        make = cast("Callable[[], tf.Tensor]", initial)
-    else:
+    if isinstance(initial, tf.Tensor) or not hasattr(initial, "__tf_tensor__"):
         return initial
-
-    def make_at_once() -> tf.Tensor | Array:
-        value = make()
-        if not tf.is_symbolic_tensor(value) or not tf_internals_emission.waits_for_input(value.op):
-            return value
-        with tf.init_scope():
-            return tf.convert_to_tensor(make()).numpy()
-
-    return make_at_once
+    with tf.init_scope():
+        try:
+            value = tf.convert_to_tensor(cast("tf.Variable", initial))
+        except tf.errors.FailedPreconditionError:  # the step makes that variable too
+            return initial
+    return initial if tf.is_symbolic_tensor(value) else value.numpy()
 
 
 class _Extended(tf_internals.OneDeviceExtended):
@@ -210,7 +201,7 @@ class _Extended(tf_internals.OneDeviceExtended):
         self, next_creator: Callable[..., tf.Variable], **kwargs: object
     ) -> tf.Variable:
         initial = kwargs.get("initial_value")
-        if tf.inside_function() and not isinstance(initial, tf.Tensor):
+        if tf.inside_function():
             kwargs["initial_value"] = _value_at_start(initial)
         variable = super()._create_variable(next_creator, **kwargs)
         if asynchronous.asynchronous_servers():

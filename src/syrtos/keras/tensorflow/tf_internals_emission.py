@@ -148,18 +148,6 @@ def operations_before(operation: tf.Operation) -> list[tf.Operation]:
     return [*(tensor.op for tensor in operation.inputs), *control_inputs(operation)]
 
 
-def waits_for_input(operation: tf.Operation) -> bool:
-    """Returns whether an operation waits for what its function is given or captures."""
-    found, left = {operation}, [operation]
-    while left:
-        before = left.pop()
-        if before.type == "Placeholder":
-            return True
-        left += (new := set(operations_before(before)) - found)
-        found |= new
-    return False
-
-
 def control_inputs(operation: tf.Operation) -> list[tf.Operation]:
     """Returns the operations for whose end one waits, those of groups in the place of these."""
     found: list[tf.Operation] = []

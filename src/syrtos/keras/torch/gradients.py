@@ -197,7 +197,7 @@ def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> lis
     if not update.is_reduced:
         update.reduction = workers_of(optimizer)
         results = registry.check_gradients(update, exchange(update, grads), grads)
-    noted_gradients.tell_reduced(results)
+    noted_gradients.tell_reduced(lambda: results)
     return list(registry.change_gradients(update, results))
 
 
@@ -306,14 +306,18 @@ def to_accumulate(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> Sequen
     Accumulated gradients are reduced once, after the last of these steps. Other gradients are
     returned as they are.
     """
-    step = current_step()
-    if workers_of(optimizer) is None or step is None or not updates.accumulates(optimizer):
+    step, comm = current_step(), workers_of(optimizer)
+    if not updates.accumulates(optimizer):
         return grads
-    if not step.samples:
-        # The others exchange it.
-        step.fraction()
-        return [g.new_zeros(g.shape) for g in grads]
-    return [g * step.fraction() for g in grads]
+    if comm is None or step is None:
+        noted_gradients.tell_reduced(lambda: grads)
+        return grads
+    fraction = step.fraction()  # which all workers exchange
+    parts = [g * fraction if step.samples else g.new_zeros(g.shape) for g in grads]
+    noted_gradients.tell_reduced(
+        lambda: [g * comm.size for g in ops.weighted_mean(comm, parts, 1.0)]
+    )
+    return parts
 
 
 def finite_everywhere(optimizer: Optimizer, finite: torch.Tensor) -> torch.Tensor:

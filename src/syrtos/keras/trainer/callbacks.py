@@ -239,7 +239,8 @@ class AfterUsers(_Quiet):
                 "epochs": self.params.get("epochs"),
                 "batch": fit.batch + 1,
                 "steps_per_epoch": self.params.get("steps"),
-            }
+            },
+            tuple(dict(logs or {}).values()),
         )
 
     def _curve_point(self, epoch: int, logs: Logs, rate: float | None) -> dict[str, object]:
@@ -468,7 +469,9 @@ class AfterUsers(_Quiet):
         wish = _INTERRUPTED if interrupted else float(asks)
         wishes = self._session.comm.agree("stop training?", wish)
         if max(wishes) == _INTERRUPTED:
-            raise KeyboardInterrupt if interrupted else OtherInterruptedError
+            if interrupted:
+                raise KeyboardInterrupt
+            raise OtherInterruptedError(list(wishes).index(_INTERRUPTED))
         if any(wishes):
             self.model.stop_training = True
 

@@ -137,7 +137,8 @@ class _WorkerProcess:
         except KeyboardInterrupt as error:
             if tracebacks.is_raised(error):
                 return self._report_error(error)
-            self._tell("interrupted", by_other=isinstance(error, OtherInterruptedError))
+            by = error.rank if isinstance(error, OtherInterruptedError) else self.rank
+            self._tell("interrupted", by=by)
             return 130
         except BaseException as error:
             return self._report_error(error)

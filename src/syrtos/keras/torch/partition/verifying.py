@@ -77,15 +77,17 @@ class _Update:
 
     Attributes:
         titles: the names of the variables that have gradients.
-        gradients: these, with what all workers' rows give; empty where it only accumulates them.
+        gradients: theirs, after the exchange.
     """
 
     titles: list[str]
     gradients: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     def pairs(self) -> list[tuple[str, torch.Tensor]]:
-        """Returns each gradient with its name; none where they were accumulated."""
-        return list(zip(self.titles, self.gradients, strict=False))
+        """Returns each gradient with its name; numbers where Keras has left some out."""
+        if len(self.titles) == len(self.gradients):
+            return list(zip(self.titles, self.gradients, strict=True))
+        return [(f"gradient {n}", gradient) for n, gradient in enumerate(self.gradients, 1)]
 
 
 class _StateOfModel:
@@ -123,9 +125,9 @@ class _StateOfModel:
         def note(optimizer: Any, given: Sequence[Any], variables: Sequence[NamedVariable]) -> None:
             following = [*variables, *state.variables_of(optimizer)]
             self._following |= {id(_tensor(variable)) for variable in following}
-            known = [*map(state.name_of, variables)]
-            known += [f"gradient {index + 1}" for index in range(len(known), len(given))]
-            pairs = zip(known, given, strict=False)
+            titles = [*map(state.name_of, variables)]
+            titles += [f"gradient {index + 1}" for index in range(len(titles), len(given))]
+            pairs = zip(titles, given, strict=False)
             updates.append(_Update([title for title, made in pairs if made is not None]))
 
         def note_reduced(gradients: Sequence[torch.Tensor]) -> None:
