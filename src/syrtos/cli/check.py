@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from syrtos import settings
+from syrtos.cli.verify import add_workers, differs, refuse_one_worker
 from syrtos.doctor import machine
 from syrtos.doctor.machine_check import Check, ok, wrong
-from syrtos.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -34,14 +34,7 @@ def add_to(commands: Commands) -> None:
             " compare it with one process. The exit code is 1 where something is wrong."
         ),
     )
-    parser.add_argument(
-        "-n",
-        type=int,
-        dest="workers",
-        default=2,
-        metavar="N",
-        help="number of workers (default: 2)",
-    )
+    add_workers(parser)
     parser.set_defaults(main=main)
 
 
@@ -51,11 +44,7 @@ def main(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: fewer than two workers are asked for.
     """
-    if chosen.workers < 2:
-        raise ConfigurationError(
-            "`syrtos check` compares several workers with one process. Expected: `-n 2` or more."
-            f" Received: -n {chosen.workers}."
-        )
+    refuse_one_worker("check", chosen.workers)
     console = Console(stderr=True, highlight=False)
     with console.status("Looking at this machine ..."):
         checks = machine.check()
@@ -85,9 +74,9 @@ def _train(env: Mapping[str, str], workers: int) -> Check:
     lines = [line for line in ended.stdout.splitlines() if line.startswith('{"model"')]
     # Of a step that every worker computes whole nothing would be shown.
     functions = [function for line in lines if not (function := json.loads(line))["whole"]]
-    rows = [(row["difference"], f["bound"]) for f in functions for row in f["rows"]]
-    worst = max((difference for difference, _ in rows), default=0.0)
-    if not all(difference <= bound for difference, bound in rows):
+    rows = [(row, function) for function in functions for row in function["rows"]]
+    worst = max((row["difference"] for row, _ in rows), default=0.0)
+    if any(differs(row, function) for row, function in rows):
         return _no_training(workers, f"computed other numbers than one process, by {worst:.0e}")
     if ended.returncode or not rows:
         last = ended.stderr.strip().splitlines()

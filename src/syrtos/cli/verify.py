@@ -54,14 +54,7 @@ def add_to(commands: Commands) -> None:
         ),
     )
     parser.set_defaults(main=main)
-    parser.add_argument(
-        "-n",
-        type=int,
-        dest="workers",
-        default=2,
-        metavar="N",
-        help="number of workers (default: 2)",
-    )
+    add_workers(parser)
     parser.add_argument(
         "--json", action="store_true", help="print a JSON line for each function, with its rows"
     )
@@ -82,17 +75,38 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("script", nargs=argparse.PARSER, help="the Python script and its arguments")
 
 
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Adds the number of workers that are compared with one process."""
+    parser.add_argument(
+        "-n",
+        type=int,
+        dest="workers",
+        default=2,
+        metavar="N",
+        help="number of workers (default: 2)",
+    )
+
+
+def refuse_one_worker(command: str, workers: int) -> None:
+    """Refuses to compare one worker with one process.
+
+    Raises:
+        ConfigurationError: fewer than two workers are asked for.
+    """
+    if workers < 2:
+        raise ConfigurationError(
+            f"`syrtos {command}` compares several workers with one process. Expected: `-n 2` or"
+            f" more. Received: -n {workers}."
+        )
+
+
 def main(chosen: argparse.Namespace) -> int:
     """Runs the script, prints the table, and returns the exit code.
 
     Raises:
         ConfigurationError: fewer than two workers are asked for.
     """
-    if chosen.workers < 2:
-        raise ConfigurationError(
-            "`syrtos verify` compares several workers with one process. Expected: `-n 2` or more."
-            f" Received: -n {chosen.workers}."
-        )
+    refuse_one_worker("verify", chosen.workers)
     run_dir = Path(tempfile.mkdtemp(prefix="syrtos-verify-"))
     code = None
     try:
@@ -125,7 +139,7 @@ def main(chosen: argparse.Namespace) -> int:
             )
     return code or int(
         not functions
-        or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"])
+        or any(differs(row, f) for f in functions if not f["whole"] for row in f["rows"])
     )
 
 
@@ -165,7 +179,8 @@ def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def _differs(row: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
+def differs(row: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
+    """Returns whether a value of a function is further from one process than rounding explains."""
     return not row["difference"] <= function["bound"]
 
 
@@ -209,7 +224,7 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
         if not function["whole"]
         for row in function["rows"]
     ]
-    different = sum(_differs(row, function) for row, function in rows)
+    different = sum(differs(row, function) for row, function in rows)
     if rows:
         worst = max(row["difference"] for row, _ in rows)
         equal = (
@@ -239,7 +254,7 @@ def _table(title: str, function: Mapping[str, Any], workers: int) -> Table:
     for name in ("one process", f"{workers} workers", "difference"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in function["rows"]:
-        mark = "[red]" if _differs(row, function) and not function["whole"] else ""
+        mark = "[red]" if differs(row, function) and not function["whole"] else ""
         values = (f"{row['whole']:.6g}", f"{row['split']:.6g}", f"{mark}{row['difference']:.0e}")
         table.add_row(row["kind"], escape(row["name"]), *values)
     return table

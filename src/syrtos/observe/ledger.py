@@ -14,7 +14,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
@@ -57,7 +57,10 @@ class Ledger:
         # that after the last step, where it came too soon after another: what it was made at, what
         # gives its facts, and the logs that these read
         self._unrecorded: (
-            tuple[dict[str, object], Callable[[], Mapping[str, object]], Iterable[object]] | None
+            tuple[
+                dict[str, object], Callable[[], Mapping[str, object]], Mapping[str, object] | None
+            ]
+            | None
         ) = None
         self._sums: dict[str, dict[str, float]] = {}
         self.trained = self.fits = 0
@@ -298,15 +301,19 @@ class Ledger:
         if self._folder is not None:
             self._append(epochs_path(self._folder), {**self._place(), **facts})
 
-    def point(self, facts: Callable[[], Mapping[str, object]], logs: Iterable[object] = ()) -> None:
+    def point(
+        self, facts: Callable[[], Mapping[str, object]], logs: Mapping[str, object] | None = None
+    ) -> None:
         """Records a point of the curves after some steps, on rank 0.
 
         Args:
             facts: called if a point is recorded: not for each step, but for the last one.
             logs: what it reads. An array among them may not be computed yet.
         """
+        if self._folder is None:
+            return
         self._unrecorded = self._place(), facts, logs
-        if self._folder is not None and time.perf_counter() >= self._next_point:
+        if time.perf_counter() >= self._next_point:
             self._append_point(self._folder)
             self._next_point = time.perf_counter() + pause(steady.now() - self._began)
 
@@ -341,8 +348,8 @@ class Ledger:
     def close(self) -> None:
         """Records the last step and the remaining time, and closes the file."""
         # An array of JAX whose other workers have gone would be waited for.
-        logs = self._unrecorded[2] if self._unrecorded else ()
-        if self._folder is not None and all(_is_ready(v) for v in logs):
+        logs = self._unrecorded[2] if self._unrecorded else None
+        if self._folder is not None and all(_is_ready(v) for v in dict(logs or {}).values()):
             # after an error its numbers may be lost
             with contextlib.suppress(Exception):
                 self._append_point(self._folder)

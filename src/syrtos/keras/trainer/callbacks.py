@@ -240,7 +240,7 @@ class AfterUsers(_Quiet):
                 "batch": fit.batch + 1,
                 "steps_per_epoch": self.params.get("steps"),
             },
-            tuple(dict(logs or {}).values()),
+            logs,
         )
 
     def _curve_point(self, epoch: int, logs: Logs, rate: float | None) -> dict[str, object]:
