@@ -97,12 +97,26 @@ def test_each_variable_of_the_environment_is_in_the_settings() -> None:
     assert set(named.findall((DOCS / "reference/settings.md").read_text())) == in_code
 
 
-def test_each_page_is_in_the_navigation() -> None:
-    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
-    of_the_root = {"contributing.md", "changelog.md", "security.md"}
-    assert listed - of_the_root == {
-        page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")
-    }
+def test_the_navigation_is_short_and_names_nothing_twice() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    entries = re.findall(r"^ +- (.+): (\S+\.md)$", text[text.index("\nnav:") :], re.M)
+    assert len(entries) <= 25
+    assert len({name for name, _ in entries}) == len({page for _, page in entries}) == len(entries)
+
+
+def test_each_page_is_two_clicks_from_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    near = {DOCS / page for page in re.findall(r": (\S+\.md)$", text, re.M)}
+    for _ in range(2):
+        near |= {target for page in near for target in linked(page)}
+    assert {page for page in PAGES if page.name != "README.md"} - near == set()
+
+
+def linked(page: Path) -> Iterator[Path]:
+    """The pages of the repository that a page links to."""
+    for target in LINK.findall(without_fences(page)) if page.suffix == ".md" else ():
+        if not re.match(r"[a-z]+:|#", target):
+            yield (page.parent / target.partition("#")[0]).resolve()
 
 
 def test_the_readme_is_one_screen() -> None:
