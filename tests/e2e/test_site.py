@@ -54,7 +54,7 @@ QUESTIONS = {
 
 
 class _Silent(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 

@@ -45,6 +45,7 @@ from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots, Snapshots
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
 from syrtos.launch.terminal import output, streams
+from syrtos.launch.terminal.live import LiveLine
 from syrtos.observe import steady
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
@@ -227,7 +228,8 @@ def _execute(
         _announce(request.spec, generations.generation_folder(run_dir, number))
     kept = KeptRequest(run_dir)
     with contextlib.ExitStack() as ending:
-        ended = _run(request, run_dir, resume, connected, early, unrecorded, kept, ending)
+        with contextlib.nullcontext() if verifies else LiveLine(lambda: _progress(run_dir)):
+            ended = _run(request, run_dir, resume, connected, early, unrecorded, kept, ending)
         with unrecorded.noting(run_dir / REQUEST):
             kept.note(end=[ended.outcome.end.name, ended.outcome.code])
         if ended.outcome.end is not End.FINISHED:
@@ -235,6 +237,16 @@ def _execute(
         if not verifies:
             print_summary(run_dir, request.full_summary)
         return ended.outcome.code
+
+
+def _progress(run_dir: Path) -> str:
+    """Returns how far a run is, in words."""
+    # Only when something is shown: a run should start at once.
+    from syrtos.report.progress import read_progress
+
+    found = document(run_dir / REQUEST)
+    workers = found.get("resized") or found.get("workers")
+    return f"{workers} workers: {read_progress(run_dir).describe_running()}"
 
 
 def _run(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -145,6 +148,34 @@ def test_all_that_init_proposes_is_taken(
         assert proposed[engine].keys() <= engine_of(engine).settings.keys()
     assert cli.main(["init"]) == 2
     assert "syrtos: This folder has a syrtos.toml already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "added"),
+    [
+        ({"n": 8}, "-n 8"),
+        ({"hosts": "alpha:2,beta:2", "n": 4}, "-n 4 --hosts alpha:2,beta:2"),
+        ({"on": "slurm", "n": 3}, "-n 3 --on slurm"),
+    ],
+)
+def test_answers_are_written_into_the_file(
+    folder: Path, parser: Parser, values: dict[str, str | int], added: str
+) -> None:
+    Path(defaults.FILE).write_text(init.filled_in(values))
+    assert " ".join(defaults.added_words(parser, ["train.py"])) == added
+
+
+def test_a_terminal_is_asked(folder: Path, parser: Parser) -> None:
+    main, other = pty.openpty()
+    asked = subprocess.Popen(
+        [Path(sys.executable).parent / "syrtos", "init"], stdin=other, stdout=other, stderr=other
+    )
+    os.close(other)
+    for answer in ("hosts", "not a host:x", "alpha:2,beta:3", "", ""):
+        os.write(main, answer.encode() + b"\n")
+    assert asked.wait(60) == 0
+    os.close(main)
+    assert " ".join(defaults.added_words(parser, ["train.py"])) == "-n 5 --hosts alpha:2,beta:3"
 
 
 def test_a_mark_of_the_encoding_is_no_error(folder: Path, parser: Parser) -> None:

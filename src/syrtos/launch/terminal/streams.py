@@ -11,6 +11,7 @@ import io
 import os
 import select
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 _NAMES = {1: "stdout", 2: "stderr"}
@@ -22,15 +23,19 @@ class UnfailingFile(io.FileIO):
 
     Attributes:
         lost: the first error of a write; None as long as all was written.
+        before_write: gets the data of each write before it is made; None: nobody wants it.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self.lost: OSError | None = None
+        self.before_write: Callable[[memoryview], None] | None = None
 
     def write(self, data: Any, /) -> int:
         """Writes all of ``data``, or drops what can't be written; returns its length."""
         view = memoryview(data).cast("B")
+        if self.before_write:
+            self.before_write(view)
         left = view
         try:
             while left:
@@ -115,7 +120,13 @@ def intact() -> TextIO | None:
     )
 
 
-def _loss_of(descriptor: int) -> OSError | None:
+def raw_file(descriptor: int) -> UnfailingFile | None:
+    """Returns the file below standard output (1) or error (2); None if `make_unfailing` made none."""
     buffer = getattr(getattr(sys, _NAMES[descriptor]), "buffer", None)
     raw = getattr(buffer, "raw", buffer)
-    return raw.lost if isinstance(raw, UnfailingFile) else None
+    return raw if isinstance(raw, UnfailingFile) else None
+
+
+def _loss_of(descriptor: int) -> OSError | None:
+    raw = raw_file(descriptor)
+    return raw.lost if raw else None

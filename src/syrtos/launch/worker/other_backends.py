@@ -8,10 +8,15 @@ import importlib.util
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
 
+def installed() -> list[str]:
+    """Returns the backends of Keras whose packages are installed."""
+    return [name for name in NAMES if importlib.util.find_spec(name)]
+
+
 def propose_backend(command: str) -> str:
     """Returns a sentence, without its full stop, on how to run a command with another backend.
 
     The text is empty if no other backend is installed.
     """
-    there = next((name for name in NAMES if importlib.util.find_spec(name)), None)
+    there = next(iter(installed()), None)
     return f"{NAMES[there]} is installed: `KERAS_BACKEND={there} {command}`" if there else ""
