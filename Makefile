@@ -25,7 +25,7 @@ SLOW = tests/conformance tests/contract tests/packages tests/parity tests/e2e te
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
-.PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream packages bench bench-wire bench-memory bench-simulate examples dist clean
+.PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream packages compare bench bench-wire bench-memory bench-simulate examples dist clean
 
 # One worker first: the summary of two then says how fast they are against one.
 demo: export KERAS_BACKEND = $(BACKEND)
@@ -93,6 +93,13 @@ upstream: $(READY) .venv-upstream/ready
 packages: $(READY) .venv-packages/ready
 	$(BIN)/python tests/packages/compare_packages.py --write
 
+# The same three scripts by syrtos and by others, on two workers, ten minutes; the tables go into docs/compare.md.
+COMPARED = benchmarks/results/compare-$(shell date +%F).jsonl
+compare: $(READY) .venv-compare/ready
+	rm -f $(COMPARED)
+	$(BIN)/python benchmarks/compare/compare.py --lines $(COMPARED)
+	$(BIN)/python benchmarks/compare/compare.py --write $(COMPARED)
+
 # The suite with the oldest Keras and TensorFlow that pyproject.toml admits, and with the newest.
 test-versions: $(READY)
 	$(BIN)/python tests/versions.py
@@ -154,10 +161,17 @@ bench: $(READY) .venv/bench-ready
 	$(PIP) --no-deps --no-compile --target .venv-packages -r tests/packages/requirements.txt
 	touch $@
 
+# The peers of the comparison, with the Keras that is released next.
+.venv-compare/ready: benchmarks/compare/requirements.txt
+	rm -rf .venv-compare
+	$(PYTHON) -m venv .venv-compare
+	.venv-compare/bin/pip install -q --pre -r benchmarks/compare/requirements.txt
+	touch $@
+
 # What those tests import, beside our environment and not in it.
 .venv-upstream/ready: $(READY)
 	$(PIP) --no-deps --upgrade --target .venv-upstream jax jaxlib opt_einsum parameterized==0.9.0 mock==5.2.0
 	touch $@
 
 clean:
-	rm -rf .venv .venv-packages .venv-sagemaker .venv-upstream .venv-versions build dist runs
+	rm -rf .venv .venv-compare .venv-packages .venv-sagemaker .venv-upstream .venv-versions build dist runs

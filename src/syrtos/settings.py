@@ -92,6 +92,8 @@ HARMLESS = (
 )
 
 
+# Variables of the launcher as they were when the script began: see `hold_ours`.
+_held: dict[str, str] = {}
 # Begin like harmless ones, and are none: never shown, sent to other hosts, or given to scripts.
 SECRET_VARIABLE = "SYRTOS_SECRET"
 DATABASE_VARIABLE = "SYRTOS_DATABASE_URL"
@@ -388,9 +390,14 @@ def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def hold_ours() -> None:
+    """Keeps the variables of the launcher, which a script may remove (`os.environ.clear()`)."""
+    _held.update({name: value for name, value in os.environ.items() if name.startswith("SYRTOS_")})
+
+
 def common_seed() -> int:
     """Returns the seed that all workers of a run began with; 0 outside of a run."""
-    return int(os.environ.get(SEED_VARIABLE, "0"))
+    return int(os.environ.get(SEED_VARIABLE) or _held.get(SEED_VARIABLE) or "0")
 
 
 def forget_secret() -> None:
@@ -404,7 +411,8 @@ def take(name: str) -> str:
 
     Processes that are started from here then don't inherit it.
     """
-    return os.environ.pop(name, "")
+    held = _held.pop(name, "")
+    return os.environ.pop(name, held)
 
 
 def take_arguments() -> tuple[str, ...]:

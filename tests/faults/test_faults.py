@@ -217,6 +217,22 @@ def test_a_forked_child_does_not_speak_for_its_rank(tmp_path: Path) -> None:
     ended.check_nothing_left()
 
 
+def test_a_worker_that_replaces_itself_is_refused(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", PLAIN, "be_replaced", within=START)
+    assert (tmp_path / "waited-1").exists(), ended.stderr
+    assert ended.code == 1
+    assert "would replace this worker by a program that trains alone" in ended.stderr
+    assert 'os.execvp(sys.executable, [sys.executable, "-c", "pass"])' in ended.stderr
+
+
+def test_children_that_compute_in_the_place_of_workers_are_named(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", PLAIN, "compute_in_a_child", within=START)
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("no worker has trained, and processes that the script") == 1
+    ended = run(tmp_path, "-n", "1", PLAIN, "compute_in_a_child", within=START)
+    assert "no worker has trained" not in ended.stderr
+
+
 def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path: Path, script: Path) -> None:
     script.write_text("def f(:\n")
     plain = subprocess.run([sys.executable, script], capture_output=True, text=True)

@@ -419,7 +419,7 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, request: RunRequest)
             file=sys.stderr,
         )
     if ended.reason:
-        print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
+        print(f"syrtos: no restart: {ended.reason.rstrip('.')}.", file=sys.stderr)
     # the same batch gives the same numbers
     again_the_same = ended.outcome.has_reported("NonFiniteError")
     if not ended.resumable or again_the_same:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.checkpoint import durable
-from syrtos.engines.engine import RunState, Submitted, read_end
+from syrtos.engines.engine import BY_SCHEDULER, RunState, Submitted, read_end
 from syrtos.engines.launched_run import LaunchedRun
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError
@@ -21,6 +22,7 @@ from syrtos.json_files import document, is_number
 from syrtos.launch.generations import all_folders
 from syrtos.launch.run_lock import is_going_on, launcher_of
 from syrtos.launch.terminal import output
+from syrtos.observe.ledger import ledger_paths
 
 # What an engine needs to find a submitted run again, in the run directory.
 _FACTS = "engine.json"
@@ -74,8 +76,21 @@ def print_status(run_dir: Path) -> int:
     """
     followed = find_followed(run_dir)
     state = _state_of(run_dir, followed)
+    if _has_no_result(state) and _is_private(run_dir):
+        raise ConfigurationError(
+            f"The end of the run in {run_dir} is in its run.json, which this user can't read: ask"
+            f" its owner. `syrtos report --text {shlex.quote(str(run_dir))}` shows the rest."
+        )
     print(describe_state(run_dir, followed, state))
     return ((state.code or 1) & 0xFF or 1) if state.phase in ("failed", "stopped") else 0
+
+
+def _has_no_result(state: RunState) -> bool:
+    return state.phase == "failed" and state.code is None
+
+
+def _is_private(run_dir: Path) -> bool:
+    return (run_dir / "run.json").exists() and not os.access(run_dir / "run.json", os.R_OK)
 
 
 def _state_of(run_dir: Path, followed: Submitted | None) -> RunState:
@@ -105,7 +120,7 @@ def describe_state(run_dir: Path, followed: Submitted | None, state: RunState) -
 
     if state.phase == "waiting":
         return f"Waiting: {state.why}" if state.why else "Waiting."
-    if state.phase == "failed" and state.code is None and state.why:
+    if _has_no_result(state) and state.why:
         return _sentence(state.why)
     progress = read_progress(run_dir)
     if state.phase != "running":
@@ -185,8 +200,17 @@ def _await_end(run_dir: Path, followed: Submitted) -> int:
             )
             return 1
         time.sleep(_EVERY)
+    if _has_no_result(state) and not ledger_paths(all_folders(run_dir)[-1]):
+        # its launcher had not come as far as to write an end when the signal came
+        _note_stopped(run_dir)
+        state = followed.state()
     output.say(describe_state(run_dir, followed, state))
-    return 1 if state.code is None and state.phase == "failed" else 0
+    return 1 if _has_no_result(state) else 0
+
+
+def _note_stopped(run_dir: Path) -> None:
+    facts = document(run_dir / "run.json") | {"end": BY_SCHEDULER}
+    durable.replace(run_dir / "run.json", json.dumps(facts, indent=2).encode(), mode=0o600)
 
 
 @contextlib.contextmanager

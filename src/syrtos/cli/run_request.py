@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import sys
 import time
 import types
@@ -132,6 +133,8 @@ def _member(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _describe(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return f"it has no file {REQUEST}"
+    if isinstance(error, PermissionError):
+        return f"its file {REQUEST} can't be read by this user"
     if isinstance(error, OSError):
         return str(error)
     # of one of the file's members, but for a `ValueError` of all of it, which names the file
@@ -139,6 +142,21 @@ def _describe(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{about}it lacks {error}"
     return str(error) if REQUEST in str(error) else f"{about}{error}"
+
+
+def _enter(folder: str, run_dir: Path) -> None:
+    """Changes to the folder in which a run was begun.
+
+    Raises:
+        ConfigurationError: it is gone.
+    """
+    try:
+        os.chdir(folder)
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"It was begun in {folder}, which is gone. Make that folder again, with the script, and"
+            f" call `syrtos resume {shlex.quote(str(run_dir))}` again."
+        ) from error
 
 
 def read_request(run_dir: Path) -> RunRequest:
@@ -159,7 +177,7 @@ def read_request(run_dir: Path) -> RunRequest:
             "flags": tuple(found["program"]["flags"]),
         }
         options = Options(**found["options"])
-        os.chdir(str(found["folder"]))  # a number would be a descriptor
+        _enter(str(found["folder"]), run_dir)  # a number would be a descriptor
         elastic = Elastic(**found["elastic"]) if found["elastic"] else None
         resized = found.get("resized")
         spec = Spec(
@@ -188,12 +206,13 @@ def read_request(run_dir: Path) -> RunRequest:
         KeyError,
         TypeError,
         AttributeError,
-        ConfigurationError,
     ) as error:
         raise ConfigurationError(
             f"{run_dir} is not the run directory of a run that can be resumed: {_describe(error)}."
             " Name the folder that `syrtos run` printed at its start."
         ) from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"The run in {run_dir} can't be resumed. {error}") from error
     if options.servers or not policy.restarts:
         raise ConfigurationError(
             f"The run in {run_dir} kept no snapshots: runs with parameter servers or with"

@@ -131,6 +131,9 @@ def make_plan(
         )
     check_tf_config(env)
     environment = {OPTIONS_VARIABLE: spec.options.to_json(), **hash_seed(env)}
+    if env.get("PYTHONINSPECT"):
+        # a worker would read commands at its end, and so fail
+        environment["PYTHONINSPECT"] = ""
     if not spec.hosts and "UCX_NET_DEVICES" not in env:
         # MPI's data ports: nothing listens beyond loopback where it need not
         environment["UCX_NET_DEVICES"] = "lo"

@@ -125,6 +125,13 @@ def parse(words: Sequence[str]) -> Program:
     return Program(name, tuple(arguments), is_module, tuple(flags))
 
 
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "the current folder, which was removed"
+
+
 def check_script(script: Path) -> None:
     """Refuses a file that Python could not run.
 
@@ -133,7 +140,7 @@ def check_script(script: Path) -> None:
     """
     if not script.exists():
         raise ConfigurationError(
-            f"There is no script {script} (looked in {Path.cwd()}). Check the path."
+            f"There is no script {script} (looked in {_current_folder()}). Check the path."
         )
     if script.is_dir():
         raise ConfigurationError(f"{script} is a folder. Name the Python file to run.")

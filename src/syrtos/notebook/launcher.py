@@ -100,8 +100,9 @@ def check(function: object, args: object, workers: object) -> None:
     if not isinstance(workers, int) or workers < 1:
         raise ConfigurationError(f"`workers` must be 1 or more. Received: {workers!r}.")
     started = topology.detect(settings.environment())
-    if started is not None or settings.OPTIONS_VARIABLE in settings.environment():
-        by = started.starter if started else "syrtos run"
+    by_syrtos = settings.OPTIONS_VARIABLE in settings.environment()
+    if started is not None or by_syrtos:
+        by = started.starter if started and not by_syrtos else "syrtos run"
         raise ConfigurationError(
             f"`notebook_launcher` was called in a process that {by} has started as one of several"
             " workers: each would start workers of its own. Call the function itself, or start"

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -77,6 +78,20 @@ def fork() -> None:
         sys.exit(5)
     if RANK == 0:
         time.sleep(60)
+
+
+def be_replaced() -> None:
+    """Both replace themselves by another program; a child may."""
+    if os.fork() == 0:
+        os.execv("/bin/true", ["true"])
+    os.wait()
+    note("waited")
+    os.execvp(sys.executable, [sys.executable, "-c", "pass"])
+
+
+def compute_in_a_child() -> None:
+    """Both let a child compute."""
+    subprocess.run([sys.executable, "-c", "sum(range(80_000_000))"], check=True)
 
 
 def make_folders() -> None:
@@ -175,6 +190,8 @@ ROLES: dict[str, Callable[[], None]] = {
         sleep,
         obey,
         ignore,
+        be_replaced,
+        compute_in_a_child,
     )
 } | {
     "vanish": end_by(lambda: os._exit(3)),

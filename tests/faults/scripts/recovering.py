@@ -23,6 +23,10 @@ import psutil
 import syrtos
 from syrtos.keras.replica import state
 
+# A script may empty its environment.
+for name in [name for name in os.environ if name.startswith("SYRTOS_")]:
+    del os.environ[name]
+
 KERAS_2 = bool(os.environ.get("TF_USE_LEGACY_KERAS"))
 keras: Any = importlib.import_module("tf_keras" if KERAS_2 else "keras")
 OUT, DATA, *ENDS = sys.argv[1:]

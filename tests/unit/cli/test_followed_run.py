@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,25 @@ def test_a_run_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
+def test_the_end_of_a_run_that_another_user_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text('{"end": null}')
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read all files
+    with pytest.raises(ConfigurationError, match="which this user can't read: ask its owner"):
+        followed_run.print_status(tmp_path)
+
+
+def test_a_launcher_that_is_stopped_before_it_handles_signals(
+    tmp_path: Path, process: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(tmp_path, Launcher.of(process.pid, in_background=True))
+    threading.Thread(target=process.wait).start()
+    assert followed_run.stop(tmp_path) == 0
+    assert followed_run.print_status(tmp_path) == 143
+    assert "Stopped" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("state", "says"),
     [
@@ -149,6 +169,8 @@ def test_a_grace_that_makes_no_sense_is_the_usual_one(
     tmp_path: Path, process: subprocess.Popen[bytes], grace: str
 ) -> None:
     (tmp_path / "run.json").write_text(f'{{"grace": {grace}}}')
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "rank-0.jsonl").touch()
     lock(tmp_path, Launcher.of(process.pid, in_background=True))
     # it has recorded no end
     assert followed_run.stop(tmp_path) == 1

@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
 from syrtos.comm.interrupted import OtherInterruptedError
@@ -54,6 +55,7 @@ _exit = os._exit
 # seconds in which all workers write their stacks, before the first of them ends the run
 _STACKS = 0.3
 _LINGERS = 10.0  # seconds after the end of a script in which its own threads may end unmentioned
+_WORTH_NAMING = 1.0  # seconds of processor time: to import a framework takes longer
 _FORKABLE = ("keras", "tf_keras", "tensorflow")
 
 
@@ -111,6 +113,7 @@ class _WorkerProcess:
             if self._supervised:
                 events.report_start(self._control, self.rank)
                 os._exit = self._exit_at_once
+                os.execv, os.execve = self._in_children(os.execv), self._in_children(os.execve)
             # The finder of the program that has forked this process: see
             # `syrtos.launch.processes.zygote`.
             for finder in sys.meta_path:
@@ -124,6 +127,7 @@ class _WorkerProcess:
             code = self._script_code(program)
             if code == 0 and not self._is_forked():
                 self._finish()
+                self._name_training_elsewhere()
                 # a hint that can't be given must not fail a script that has come to its end
                 with contextlib.suppress(Exception):
                     for name in unread():
@@ -278,6 +282,20 @@ class _WorkerProcess:
                 session, recorded
             )
 
+    def _name_training_elsewhere(self) -> None:
+        """Says on rank 0 if processes that the script has started have trained in its place."""
+        session, seconds = _session(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        worked = session.ledger.trained or session.ledger.fits or session.rank_aware
+        if self.rank == 0 and session.world.size > 1 and not worked and seconds > _WORTH_NAMING:
+            print(
+                f"syrtos: no worker has trained, and processes that the script has started computed"
+                f" for {seconds:.0f} s on each worker: if they train, each trains alone, on all the"
+                " data. Train in the script's own process (`model.fit` outside of"
+                " `multiprocessing` and `subprocess`).",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _end_here(self) -> NoReturn:
         """Ends this worker in the middle of its script, successfully.
 
@@ -321,6 +339,20 @@ class _WorkerProcess:
             if status == 0 and self._has_finished:
                 _finalize_mpi()
         _exit(status)
+
+    def _in_children(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """Returns `os.execv`, or one like it, for children of this process alone."""
+
+        def checked(path: Any, *arguments: Any) -> NoReturn:
+            if not self._is_forked() and not self._has_finished:
+                raise ConfigurationError(
+                    f"`os.exec` of {os.fsdecode(path)} would replace this worker by a program that"
+                    " trains alone, on all the data. Set what it is for before the run"
+                    " (`NAME=value syrtos run ...`), or start a program by `subprocess.run`."
+                )
+            execute(path, *arguments)
+
+        return checked
 
     def _report_error(self, error: BaseException) -> int:
         if self._is_forked():
@@ -477,6 +509,7 @@ def _session() -> Session:
 
 
 def _script_begins() -> None:
+    settings.hold_ours()
     _session().ledger.script_begins()
 
 
