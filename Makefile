@@ -21,11 +21,12 @@ READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
 JOBS ?= 3
 # Where tests of the slower tiers stand: looking for them in all folders takes each process ten seconds.
 # Those that wait for services come first, so that they do not wait alone at the end.
+SLOW_UNITS = tests/unit/keras tests/unit/jobs tests/unit/testing tests/unit/__pycache__
 SLOW = tests/conformance tests/contract tests/packages tests/parity tests/e2e tests/faults
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
-.PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream packages compare bench bench-wire bench-memory bench-simulate examples dist clean
+.PHONY: demo docs environment quick test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream packages compare bench bench-wire bench-memory bench-simulate examples dist clean
 
 # One worker first: the summary of two then says how fast they are against one.
 demo: export KERAS_BACKEND = $(BACKEND)
@@ -40,7 +41,14 @@ environment: $(READY)
 
 # Three tiers; tests/README.md says what each of them promises.
 test: $(READY)
-	$(PYTEST) -m "not slow and not long and not timing"
+	$(PYTEST) -m "not slow and not long and not timing" $(if $(ROOM),tests/unit/$(ROOM))
+
+# A minute, before a commit: lint, contracts and the units that need neither a framework nor a world. `make test ROOM=launch` has all units of a room.
+quick: $(READY)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/lint-imports
+	$(BIN)/python .ci/house.py src/syrtos .ci/house.toml
+	$(PYTEST) -m "not slow and not long and not timing" $(filter-out $(SLOW_UNITS),$(wildcard tests/unit/*))
 
 # Many of these wait for others.
 test-slow test-long: JOBS = 4

@@ -2,7 +2,8 @@
 
 LIMITS is a TOML file. ``[limits]`` has the largest value of each figure, ``riddles`` the words with
 which no docstring opens, ``participles`` the words that name no function, and ``prescribed`` the
-names of classes that other libraries prescribe, which several may have. Where a figure has become
+names of classes that other libraries prescribe, which several may have. ``[tokens]`` has the
+budget of each folder of the package, and of each file beside them. Where a figure has become
 better than its limit, the limit is to be lowered.
 """
 
@@ -11,8 +12,10 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import io
 import re
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +41,14 @@ _CHANGING = frozenset(
 )
 # A file of fewer lines that one other file alone imports has hardly an idea of its own.
 _SMALL = 60
+_NO_TOKENS = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +150,25 @@ def figures_of_structure(files: Sequence[File], prescribed: Sequence[str]) -> di
             {mark for file in files for mark in re.findall(r"_syrtos_[a-z_]+", file.text)}
         ),
         f"files of fewer than {_SMALL} lines with one importer": len(small),
+        "modules that one file imports": max(imported_by(files).values(), default=0),
     }
+
+
+def tokens_of_rooms(files: Sequence[File]) -> dict[str, int]:
+    """Returns the number of tokens of each folder and file of the package, comments apart."""
+    found: collections.Counter[str] = collections.Counter()
+    for file in files:
+        room = file.module.split(".")[1:2] or ["__init__"]
+        tokens = tokenize.generate_tokens(io.StringIO(file.text).readline)
+        found[room[0]] += sum(token.type not in _NO_TOKENS for token in tokens)
+    return dict(found)
+
+
+def imported_by(files: Sequence[File]) -> dict[str, int]:
+    """Returns the number of modules of the package that each module imports."""
+    return collections.Counter(
+        importer for importers in importers_of(files).values() for importer in importers
+    )
 
 
 def importers_of(files: Sequence[File]) -> dict[str, set[str]]:
@@ -204,11 +233,21 @@ def main() -> int:
         **figures_of_lines(files),
         **figures_of_structure(files, asked["prescribed"]),
     }
+    rooms, budgets = tokens_of_rooms(files), asked["tokens"]
+    for room in sorted(rooms, key=lambda room: budgets.get(room, 0) - rooms[room])[:3]:
+        print(
+            f"{rooms[room]:8,}  (at most {budgets.get(room, 0):,}) tokens of {room}, one of the three rooms that grew most"
+        )
+    over = [room for room, tokens in rooms.items() if tokens > budgets.get(room, 0)]
+    if over:
+        print(
+            f"Over the budget of tokens: {', '.join(over)}. Make it smaller, or raise it in a commit of its own that says what a user gets."
+        )
     worse = [name for name, value in figures.items() if value > asked["limits"][name] + 1e-9]
     for name, value in figures.items():
         limit = f"(at most {asked['limits'][name]:g})"
         print(f"{value:8.2f}  {limit:<14}{name}" + "  <- worse" * (name in worse))
-    return int(bool(worse))
+    return int(bool(worse or over))
 
 
 if __name__ == "__main__":

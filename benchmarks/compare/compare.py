@@ -37,7 +37,7 @@ _TIMEOUT = 400.0  # seconds of a training
 _KILLED_AT = 30  # steps
 _ALL_STEPS = 116  # of the convolutional network
 # The difference of weights up to which systems count as equal: the rounding of sums.
-_SAME = 1e-4
+_SAME = 1e-9
 _BEGIN, _END = "<!-- compared -->", "<!-- end of compared -->"
 
 
@@ -84,6 +84,7 @@ def train(system: System, script: str, folder: Path, kills: bool = False) -> Tra
         "KERAS_BACKEND": system.backend,
         "PYTHONPATH": str(SCRIPTS),
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        "JAX_ENABLE_X64": "1",
         "PATH": f"{python.parent}:{os.environ['PATH']}",
     }
     began, killed = time.time(), 0.0

@@ -92,8 +92,6 @@ HARMLESS = (
 )
 
 
-# Variables of the launcher as they were when the script began: see `hold_ours`.
-_held: dict[str, str] = {}
 # Begin like harmless ones, and are none: never shown, sent to other hosts, or given to scripts.
 SECRET_VARIABLE = "SYRTOS_SECRET"
 DATABASE_VARIABLE = "SYRTOS_DATABASE_URL"
@@ -390,14 +388,35 @@ def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+class _HeldVariables:
+    """The launcher's variables as they were when the script began, which may remove them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+
+    def hold(self) -> None:
+        names = [name for name in os.environ if name.startswith("SYRTOS_")]
+        self._values = {name: os.environ[name] for name in names}
+
+    def get(self, name: str) -> str:
+        return os.environ.get(name) or self._values.get(name, "")
+
+    def take(self, name: str) -> str:
+        held = self._values.pop(name, "")
+        return os.environ.pop(name, held)
+
+
+_HELD = _HeldVariables()
+
+
 def hold_ours() -> None:
     """Keeps the variables of the launcher, which a script may remove (`os.environ.clear()`)."""
-    _held.update({name: value for name, value in os.environ.items() if name.startswith("SYRTOS_")})
+    _HELD.hold()
 
 
 def common_seed() -> int:
     """Returns the seed that all workers of a run began with; 0 outside of a run."""
-    return int(os.environ.get(SEED_VARIABLE) or _held.get(SEED_VARIABLE) or "0")
+    return int(_HELD.get(SEED_VARIABLE) or "0")
 
 
 def forget_secret() -> None:
@@ -411,8 +430,7 @@ def take(name: str) -> str:
 
     Processes that are started from here then don't inherit it.
     """
-    held = _held.pop(name, "")
-    return os.environ.pop(name, held)
+    return _HELD.take(name)
 
 
 def take_arguments() -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import faulthandler
 import gc
 import importlib
 import os
-import resource
 import signal
 import socket
 import sys
@@ -19,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
 from syrtos.comm.interrupted import OtherInterruptedError
@@ -36,6 +35,7 @@ from syrtos.launch.worker import (
     log_files,
     made_folders,
     main_module,
+    script_processes,
     tracebacks,
 )
 from syrtos.launch.worker.import_hook import after_import
@@ -55,7 +55,6 @@ _exit = os._exit
 # seconds in which all workers write their stacks, before the first of them ends the run
 _STACKS = 0.3
 _LINGERS = 10.0  # seconds after the end of a script in which its own threads may end unmentioned
-_WORTH_NAMING = 1.0  # seconds of processor time: to import a framework takes longer
 _FORKABLE = ("keras", "tf_keras", "tensorflow")
 
 
@@ -113,7 +112,9 @@ class _WorkerProcess:
             if self._supervised:
                 events.report_start(self._control, self.rank)
                 os._exit = self._exit_at_once
-                os.execv, os.execve = self._in_children(os.execv), self._in_children(os.execve)
+                script_processes.refuse_to_be_replaced(
+                    lambda: not (self._is_forked() or self._has_finished)
+                )
             # The finder of the program that has forked this process: see
             # `syrtos.launch.processes.zygote`.
             for finder in sys.meta_path:
@@ -127,7 +128,9 @@ class _WorkerProcess:
             code = self._script_code(program)
             if code == 0 and not self._is_forked():
                 self._finish()
-                self._name_training_elsewhere()
+                sentence = script_processes.describe_training_in_children(_session())
+                if sentence and self.rank == 0:
+                    print(f"syrtos: {sentence}", file=sys.stderr, flush=True)
                 # a hint that can't be given must not fail a script that has come to its end
                 with contextlib.suppress(Exception):
                     for name in unread():
@@ -282,20 +285,6 @@ class _WorkerProcess:
                 session, recorded
             )
 
-    def _name_training_elsewhere(self) -> None:
-        """Says on rank 0 if processes that the script has started have trained in its place."""
-        session, seconds = _session(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        worked = session.ledger.trained or session.ledger.fits or session.rank_aware
-        if self.rank == 0 and session.world.size > 1 and not worked and seconds > _WORTH_NAMING:
-            print(
-                f"syrtos: no worker has trained, and processes that the script has started computed"
-                f" for {seconds:.0f} s on each worker: if they train, each trains alone, on all the"
-                " data. Train in the script's own process (`model.fit` outside of"
-                " `multiprocessing` and `subprocess`).",
-                file=sys.stderr,
-                flush=True,
-            )
-
     def _end_here(self) -> NoReturn:
         """Ends this worker in the middle of its script, successfully.
 
@@ -305,7 +294,7 @@ class _WorkerProcess:
         self._say_finished()
         _session().ledger.close()
         self._close_log()
-        _end_children()
+        script_processes.end_children()
         events.drain(self._control)
         _exit(0)
 
@@ -339,20 +328,6 @@ class _WorkerProcess:
             if status == 0 and self._has_finished:
                 _finalize_mpi()
         _exit(status)
-
-    def _in_children(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-        """Returns `os.execv`, or one like it, for children of this process alone."""
-
-        def checked(path: Any, *arguments: Any) -> NoReturn:
-            if not self._is_forked() and not self._has_finished:
-                raise ConfigurationError(
-                    f"`os.exec` of {os.fsdecode(path)} would replace this worker by a program that"
-                    " trains alone, on all the data. Set what it is for before the run"
-                    " (`NAME=value syrtos run ...`), or start a program by `subprocess.run`."
-                )
-            execute(path, *arguments)
-
-        return checked
 
     def _report_error(self, error: BaseException) -> int:
         if self._is_forked():
@@ -467,9 +442,7 @@ class _WorkerProcess:
     def _tell_threads(self) -> None:
         """Names threads of the script that keep this process from ending, as in plain Python."""
         time.sleep(_LINGERS)
-        first = threading.main_thread()
-        names = [t.name for t in threading.enumerate() if not t.daemon and t is not first]
-        if names:
+        if names := script_processes.lingering_threads():
             self._tell("lingers", threads=", ".join(names))
 
     def _close_log(self) -> None:
@@ -511,16 +484,6 @@ def _session() -> Session:
 def _script_begins() -> None:
     settings.hold_ours()
     _session().ledger.script_begins()
-
-
-def _end_children() -> None:
-    """Ends processes that the script has started, such as readers of its data."""
-    # Only here: it takes 20 ms to import.
-    import psutil
-
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            child.kill()
 
 
 def _rank_before_mpi(env: Mapping[str, str]) -> int:
