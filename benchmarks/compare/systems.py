@@ -27,7 +27,7 @@ accelerator = Accelerator(cpu=True)
 pairs = TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
 loader = DataLoader(pairs, batch_size=BATCH // accelerator.num_processes)
 model(torch.as_tensor(x[:1]))
-optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
 net, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 clock = Clock()
 for epoch in range(EPOCHS):
