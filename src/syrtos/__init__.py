@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from syrtos.errors import SyrtosError
     from syrtos.jobs.client.estimator import Estimator
     from syrtos.notebook.launcher import notebook_launcher
+    from syrtos.notebook.remote import remote
     from syrtos.settings import Options
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "process_set",
     "rank",
     "reducescatter",
+    "remote",
     "shutdown",
     "size",
 ]
@@ -79,6 +81,7 @@ _HOMES = {
     "ReduceOp": "syrtos.comm.communicator",
     "SyrtosError": "syrtos.errors",
     "notebook_launcher": "syrtos.notebook.launcher",
+    "remote": "syrtos.notebook.remote",
     "Options": "syrtos.settings",
 }
 

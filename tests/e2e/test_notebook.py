@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import pickle
 import re
 import subprocess
@@ -16,6 +17,10 @@ import kernels
 import nbclient
 import nbformat
 import pytest
+import slurm
+
+import syrtos
+from syrtos.errors import ConfigurationError
 
 DEFINED = """
 import numpy as np, syrtos
@@ -316,3 +321,74 @@ def test_the_example_recognises_digits(tmp_path: Path) -> None:
     shown = "".join(output.text for output in notebook.cells[-3].outputs)
     assert "Epoch 8/8" in shown
     assert "run directory: " in shown
+
+
+# -- syrtos.remote -------------------------------------------------------------------------------
+
+REMOTE = """
+import os, signal
+import numpy as np
+import syrtos
+
+class Point:
+    def __init__(self, x): self.x = x
+
+offset = 0.5
+
+@syrtos.remote({where}, run_dir="run")
+def total(values, factor=1):
+    print("rank", syrtos.rank(), "of", syrtos.size(), flush=True)
+    return Point((float(syrtos.allreduce(values * factor).sum()) + offset, values * factor))
+
+if __name__ == "__main__":
+    found = total(np.ones({count}), factor=2)
+    print(type(found).__name__, found.x[0], found.x[1].size)
+"""
+
+
+def called_remotely(folder: Path, where: str, env: dict[str, str] | None = None) -> str:
+    """What a script prints that calls such a function."""
+    script = folder / "script.py"
+    count = 5_000_000  # 40 MB there and back, which is more than one message
+    script.write_text(REMOTE.format(where=where, count=count))
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"Point {2 * 2 * count + 0.5} {count}\n"), done.stdout
+    assert "syrtos-notebook" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_function_is_called_on_other_hosts(tmp_path: Path) -> None:
+    """Both hosts are this machine, reached by a command in the place of ssh."""
+    ssh = tmp_path / "in-place-of-ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    said = called_remotely(tmp_path, f'hosts="alpha:1,beta:1", ssh="{ssh}"')
+    assert "2 workers on alpha, beta" in said
+    assert "standard input" not in said
+
+
+def test_a_place_that_does_not_exist_is_refused() -> None:
+    for arguments in ({"on": "kubernetes"}, {"on": "ray", "hosts": "a:2"}):
+        with pytest.raises(ConfigurationError, match=r"`syrtos\.remote` runs functions `on` here"):
+            syrtos.remote(**arguments)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_function_is_called_in_an_allocation_of_slurm(tmp_path: Path) -> None:
+    if reason := slurm.missing():
+        pytest.skip(reason)
+    with slurm.cluster(nodes=2) as cluster:
+        env = {"SLURM_CONF": str(cluster.folder / "slurm.conf")}
+        where = 'workers=2, on="slurm", values={"ntasks-per-node": 1}'
+        assert "rank 0 of 2" in called_remotely(tmp_path, where, env)
+        assert cluster.jobs() == []

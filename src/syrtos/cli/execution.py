@@ -54,6 +54,7 @@ from syrtos.observe.unrecorded import Unrecorded
 if TYPE_CHECKING:
     from syrtos.launch.processes.zygote_process import EarlyStart
     from syrtos.launch.remote.agents import Agent, Agents
+    from syrtos.launch.remote.carried_call import CarriedCall
 
 # Seconds before a process is made ready to fork the next generation, where no person has asked for
 # restarts: short runs are spared it.
@@ -293,6 +294,7 @@ def _run(
             changed=members.reason_to_replace if snapshots else lambda: "",
             came=came,
         )
+        call = _carry_call(agents, env)
         starter = _GenerationStarter(members, machine, snapshots, supervised, began, unrecorded)
         if snapshots:
             ended = generations.run(
@@ -309,6 +311,8 @@ def _run(
         else:
             generations.forget(run_dir)
             ended = generations.RunEnd(starter.start(run_dir, lambda workers: {}), run_dir)
+        if call and ended.outcome.end is End.FINISHED:
+            call.fetch()
         # A second Ctrl-C would leave out what the first one has begun: the end is written down and
         # explained.
         ending.enter_context(answering_signals(lambda number: None))
@@ -435,6 +439,24 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, request: RunRequest)
         file=sys.stderr,
     )
     return STOPPED if goes_on else ended.outcome.code
+
+
+def _carry_call(agents: Agents | None, env: Mapping[str, str]) -> CarriedCall | None:
+    """Lets agents get the function that workers call, before they start any; None without one."""
+    if agents is None:
+        return None
+    # only here: as with the agents
+    from syrtos.launch.remote.carried_call import CarriedCall
+
+    if call := CarriedCall.of(env):
+        before = agents.before_start
+
+        def bring(found: list[Agent]) -> None:
+            call.bring(found)
+            before(found)
+
+        agents.before_start = bring
+    return call
 
 
 def _agents(spec: Spec, connected: ConnectedHosts | None) -> Agents | None:

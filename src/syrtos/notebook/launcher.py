@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -138,8 +138,10 @@ def environment_of_workers(env: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def flags(options: Mapping[str, object]) -> Iterator[str]:
+def flags(options: Mapping[str, object], also: Collection[str] = ()) -> Iterator[str]:
     """Yields the options of `syrtos run` in the form of its command line.
+
+    ``also``: options that are not for this machine's workers, and are taken here.
 
     Raises:
         ConfigurationError: there is no such option, or it is not for a notebook.
@@ -147,7 +149,7 @@ def flags(options: Mapping[str, object]) -> Iterator[str]:
     known = {field.name for field in dataclasses.fields(settings.Options)} - {
         "servers",
         "staleness",
-    } | {*_OF_RUN}
+    } | {*_OF_RUN, *also}
     for name, value in options.items():
         if name not in known:
             _refuse(name, known)

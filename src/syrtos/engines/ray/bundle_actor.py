@@ -14,7 +14,8 @@ from typing import Any
 
 from syrtos.engines.ray import links
 from syrtos.launch.processes import signalling
-from syrtos.settings import CALL_NAME, CALL_VARIABLE, environment, is_harmless
+from syrtos.launch.remote.held_call import HeldCall
+from syrtos.settings import environment, is_harmless
 
 _KEPT = (
     "PATH",
@@ -31,40 +32,12 @@ _KEPT = (
 )
 
 
-class Call:
-    """A function that workers call, and the result of rank 0.
-
-    Both are in files of this process's memory, which have no names.
-    """
-
-    def __init__(self, parcel: bytes) -> None:
-        self._parcel, self._result = (os.memfd_create(CALL_NAME) for _ in range(2))
-        view = memoryview(parcel)
-        while view:
-            view = view[os.write(self._parcel, view) :]
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The variable by which workers find them."""
-        return {
-            CALL_VARIABLE: ":".join(
-                f"/proc/{os.getpid()}/fd/{file}" for file in (self._parcel, self._result)
-            )
-        }
-
-    def result(self) -> bytes:
-        """Returns what rank 0 has left; empty if it has not, or was elsewhere."""
-        with os.fdopen(os.dup(self._result), "rb") as file:
-            file.seek(0)
-            return file.read()
-
-
 class WorkerPlace:
     """A worker's place. Ray makes it anew on another node when its own is lost."""
 
     def __init__(self) -> None:
         self._agents: list[subprocess.Popen[bytes]] = []
-        self._call: Call | None = None
+        self._call: HeldCall | None = None
 
     def facts(self, python: str, folder: str) -> dict[str, Any]:
         """Returns where the place is, and whether the run's interpreter and folder are there."""
@@ -106,7 +79,7 @@ class WorkerPlace:
         """
         self._agents = [agent for agent in self._agents if agent.poll() is None]
         if parcel and self._call is None:
-            self._call = Call(parcel)
+            self._call = HeldCall(parcel)
         of_call = self._call.variables if self._call else {}
         with (
             links.dial(address, key, tickets[0]) as link,

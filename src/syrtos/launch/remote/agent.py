@@ -26,7 +26,7 @@ from syrtos.launch.plan import PASSES_SIGNALS_ON, Group
 from syrtos.launch.process_engine import ProcessEnd
 from syrtos.launch.processes import local
 from syrtos.launch.processes.standby import Imports, Standby
-from syrtos.launch.remote import records
+from syrtos.launch.remote import held_call, records
 from syrtos.launch.remote.channel import Channel, Message
 from syrtos.launch.remote.held_snapshots import HeldSnapshots
 from syrtos.launch.terminal.reader import Reader
@@ -106,6 +106,7 @@ class _Agent:
         self._patience = _IDLE_PATIENCE
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._snapshots = HeldSnapshots()
+        self._call = held_call.HeldCall()
         self._standby = Standby()
         # The request for workers that are started once the process has imported from which they are
         # forked.
@@ -142,7 +143,9 @@ class _Agent:
             self._channel.send("killed")
             self._send_records(message)
             return
-        env = self._snapshots.with_places({**environment(), **message["environment"]})
+        env = self._snapshots.with_places(
+            {**environment(), **message["environment"], **self._call.variables}
+        )
         try:
             os.chdir(message["folder"])
             self._standby.begin(
@@ -240,7 +243,8 @@ class _Agent:
 
     def _answer(self, message: Message) -> None:
         try:
-            data, facts = self._snapshots.answer(message)
+            of_call = message["what"] in (held_call.TAKE, held_call.GIVE)
+            data, facts = (self._call if of_call else self._snapshots).answer(message)
         except Exception as error:
             # Without an answer the launcher would wait for ever.
             data, facts = b"", {"error": f"{type(error).__name__}: {error}"}
