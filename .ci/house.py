@@ -236,7 +236,7 @@ def main() -> int:
     rooms, budgets = tokens_of_rooms(files), asked["tokens"]
     for room in sorted(rooms, key=lambda room: budgets.get(room, 0) - rooms[room])[:3]:
         print(
-            f"{rooms[room]:8,}  (at most {budgets.get(room, 0):,}) tokens of {room}, one of the three rooms that grew most"
+            f"{rooms[room]:8,}  (at most {budgets.get(room, 0):,}) tokens of {room}, of the three rooms with the least room left"
         )
     over = [room for room, tokens in rooms.items() if tokens > budgets.get(room, 0)]
     if over:

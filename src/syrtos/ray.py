@@ -107,17 +107,7 @@ def _command(workers: int, least: int | None, options: Mapping[str, object]) -> 
     elastic = () if least is None else ("--min-workers", str(least))
     chosen = ("--on", "ray", "-n", str(workers), *elastic)
     of_run = tuple(launcher.flags(options))
-    return (
-        sys.executable,
-        "-P",
-        "-m",
-        "syrtos",
-        "run",
-        *chosen,
-        *of_run,
-        "-m",
-        "syrtos.notebook.call",
-    )
+    return launcher.command(*chosen, *of_run)
 
 
 def _request_of(workers: int, gpus: int, values: Mapping[str, object]) -> RayRequest:

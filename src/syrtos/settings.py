@@ -401,12 +401,20 @@ class _HeldVariables:
     def get(self, name: str) -> str:
         return os.environ.get(name) or self._values.get(name, "")
 
+    def added_to(self, env: Mapping[str, str]) -> dict[str, str]:
+        return {**self._values, **env}
+
     def take(self, name: str) -> str:
         held = self._values.pop(name, "")
         return os.environ.pop(name, held)
 
 
 _HELD = _HeldVariables()
+
+
+def launched_with() -> Mapping[str, str]:
+    """Returns the process's environment, with the launcher's variables that a script has removed."""
+    return _HELD.added_to(os.environ)
 
 
 def hold_ours() -> None:

@@ -377,9 +377,57 @@ def test_a_function_is_called_on_other_hosts(tmp_path: Path) -> None:
 
 
 def test_a_place_that_does_not_exist_is_refused() -> None:
-    for arguments in ({"on": "kubernetes"}, {"on": "ray", "hosts": "a:2"}):
-        with pytest.raises(ConfigurationError, match=r"`syrtos\.remote` runs functions `on` here"):
-            syrtos.remote(**arguments)  # pyright: ignore[reportArgumentType]
+    refused = {
+        "runs functions `on` here, slurm or ray": [
+            {"on": "kubernetes"},
+            {"on": "ray", "hosts": "a:2"},
+        ],
+        "is the number of slots": [{"hosts": "a:2", "workers": 2}],
+        "are those of an engine": [{"values": {"time": 1}}],
+        "divides the workers evenly": [{"nodes": 2}, {"on": "slurm", "workers": 3, "nodes": 2}],
+    }
+    for text, cases in refused.items():
+        for arguments in cases:
+            with pytest.raises(ConfigurationError, match=text):
+                syrtos.remote(**arguments)  # pyright: ignore[reportArgumentType]
+
+
+def test_arguments_that_have_no_position_are_refused() -> None:
+    @syrtos.remote()
+    def named(*, epochs: int) -> int:
+        return epochs
+
+    with pytest.raises(ConfigurationError, match=r"these of `named` have none: epochs"):
+        named(epochs=1)
+
+
+def test_a_worker_that_dies_on_another_host_is_started_again(tmp_path: Path) -> None:
+    ssh = tmp_path / "in-place-of-ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, signal, time, syrtos\n"
+        f"@syrtos.remote(hosts='alpha:1,beta:1', ssh='{ssh}', run_dir='run', max_restarts=1)\n"
+        "def train(a, b=1, c=2):\n"
+        "    mark = pathlib.Path('died')\n"
+        "    if syrtos.rank() == 0 and not mark.exists():\n"
+        "        mark.touch()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    syrtos.barrier()\n"
+        "    return a, b, c\n"
+        "print(train(1, c=5))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "(1, 1, 5)\n", done.stderr
+    assert "SIGKILL" in done.stderr
 
 
 @pytest.mark.root
@@ -389,6 +437,6 @@ def test_a_function_is_called_in_an_allocation_of_slurm(tmp_path: Path) -> None:
         pytest.skip(reason)
     with slurm.cluster(nodes=2) as cluster:
         env = {"SLURM_CONF": str(cluster.folder / "slurm.conf")}
-        where = 'workers=2, on="slurm", values={"ntasks-per-node": 1}'
+        where = 'workers=2, nodes=2, on="slurm"'
         assert "rank 0 of 2" in called_remotely(tmp_path, where, env)
         assert cluster.jobs() == []

@@ -229,7 +229,11 @@ def _execute(
         _announce(request.spec, generations.generation_folder(run_dir, number))
     kept = KeptRequest(run_dir)
     with contextlib.ExitStack() as ending:
-        with contextlib.nullcontext() if verifies else LiveLine(lambda: _progress(run_dir)):
+        with (
+            contextlib.nullcontext()
+            if verifies
+            else LiveLine(lambda: _progress(run_dir, request.spec.workers))
+        ):
             ended = _run(request, run_dir, resume, connected, early, unrecorded, kept, ending)
         with unrecorded.noting(run_dir / REQUEST):
             kept.note(end=[ended.outcome.end.name, ended.outcome.code])
@@ -240,14 +244,13 @@ def _execute(
         return ended.outcome.code
 
 
-def _progress(run_dir: Path) -> str:
+def _progress(run_dir: Path, workers: int) -> str:
     """Returns how far a run is, in words."""
     # Only when something is shown: a run should start at once.
     from syrtos.report.progress import read_progress
 
-    found = document(run_dir / REQUEST)
-    workers = found.get("resized") or found.get("workers")
-    return f"{workers} workers: {read_progress(run_dir).describe_running()}"
+    count = document(run_dir / REQUEST).get("resized") or workers
+    return f"{count} worker{'s' * (count != 1)}: {read_progress(run_dir).describe_running()}"
 
 
 def _run(
@@ -311,11 +314,11 @@ def _run(
         else:
             generations.forget(run_dir)
             ended = generations.RunEnd(starter.start(run_dir, lambda workers: {}), run_dir)
-        if call and ended.outcome.end is End.FINISHED:
-            call.fetch()
         # A second Ctrl-C would leave out what the first one has begun: the end is written down and
         # explained.
         ending.enter_context(answering_signals(lambda number: None))
+        if call and ended.outcome.end is End.FINISHED and (why := call.fetch()):
+            output.say(why)
     return ended
 
 

@@ -76,11 +76,6 @@ def print_status(run_dir: Path) -> int:
     """
     followed = find_followed(run_dir)
     state = _state_of(run_dir, followed)
-    if _has_no_result(state) and _is_private(run_dir):
-        raise ConfigurationError(
-            f"The end of the run in {run_dir} is in its run.json, which this user can't read: ask"
-            f" its owner. `syrtos report --text {shlex.quote(str(run_dir))}` shows the rest."
-        )
     print(describe_state(run_dir, followed, state))
     return ((state.code or 1) & 0xFF or 1) if state.phase in ("failed", "stopped") else 0
 
@@ -89,8 +84,14 @@ def _has_no_result(state: RunState) -> bool:
     return state.phase == "failed" and state.code is None
 
 
-def _is_private(run_dir: Path) -> bool:
-    return (run_dir / "run.json").exists() and not os.access(run_dir / "run.json", os.R_OK)
+def _refuse_unreadable(run_dir: Path) -> None:
+    """Raises ConfigurationError if the file that says how a run ended is another user's."""
+    path = run_dir / "run.json"
+    if os.path.exists(path) and not os.access(path, os.R_OK):
+        raise ConfigurationError(
+            f"The end of the run in {run_dir} is in its run.json, which this user can't read: ask"
+            f" its owner. `syrtos report --text {shlex.quote(str(run_dir))}` shows the rest."
+        )
 
 
 def _state_of(run_dir: Path, followed: Submitted | None) -> RunState:
@@ -100,9 +101,13 @@ def _state_of(run_dir: Path, followed: Submitted | None) -> RunState:
         ConfigurationError: there is no run in the folder.
     """
     if followed is not None:
-        return followed.state()
+        state = followed.state()
+        if _has_no_result(state):
+            _refuse_unreadable(run_dir)
+        return state
     if is_going_on(run_dir):
         return RunState("running")
+    _refuse_unreadable(run_dir)
     if not document(run_dir / "run.json"):
         raise ConfigurationError(
             f"There is no run in {run_dir}: name the folder that `syrtos run` has printed."
@@ -175,7 +180,7 @@ def stop(run_dir: Path) -> int:
         ConfigurationError: there is no run in the folder, or it can't be stopped from here.
     """
     followed = _require_followed(run_dir)
-    state = followed.state()
+    state = _state_of(run_dir, followed)
     if state.is_over:
         output.say(f"no run is going on in {run_dir}. {describe_state(run_dir, followed, state)}")
         return 0
@@ -200,15 +205,20 @@ def _await_end(run_dir: Path, followed: Submitted) -> int:
             )
             return 1
         time.sleep(_EVERY)
-    if _has_no_result(state) and not ledger_paths(all_folders(run_dir)[-1]):
-        # its launcher had not come as far as to write an end when the signal came
-        _note_stopped(run_dir)
+    if _has_no_result(state) and isinstance(followed, LaunchedRun):
+        # perhaps its launcher had not come as far as to write an end when the signal came
+        _note_stopped(run_dir, followed)
         state = followed.state()
     output.say(describe_state(run_dir, followed, state))
     return 1 if _has_no_result(state) else 0
 
 
-def _note_stopped(run_dir: Path) -> None:
+def _note_stopped(run_dir: Path, followed: LaunchedRun) -> None:
+    """Writes down that a run was stopped, if none of its workers had begun."""
+    ledgers = ledger_paths(all_folders(run_dir)[-1]).values()
+    begun = any(path.stat().st_mtime > followed.launcher.since for path in ledgers)
+    if begun or is_going_on(run_dir):
+        return
     facts = document(run_dir / "run.json") | {"end": BY_SCHEDULER}
     durable.replace(run_dir / "run.json", json.dumps(facts, indent=2).encode(), mode=0o600)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
 from syrtos.cli.defaults import FILE
-from syrtos.cli.execution import this_machine
 from syrtos.errors import ConfigurationError
 from syrtos.launch import resources
 from syrtos.launch.spec import parse_hosts
@@ -77,7 +76,10 @@ def main(_chosen: argparse.Namespace) -> int:
     if os.path.lexists(FILE):
         raise ConfigurationError(f"This folder has a {FILE} already: edit it, or delete it first.")
     asks = sys.stdin.isatty() and sys.stdout.isatty()
-    text = filled_in(_ask()) if asks else TEMPLATE
+    try:
+        text = filled_in(_ask()) if asks else TEMPLATE
+    except EOFError as error:
+        raise ConfigurationError("The questions were not answered: nothing was written.") from error
     try:
         with Path(FILE).open("x", encoding="utf-8") as file:
             file.write(text)
@@ -99,13 +101,9 @@ def filled_in(values: Mapping[str, str | int]) -> str:
         if line is None:
             raise KeyError(name)
         written = f"{line[1]}{json.dumps(value, ensure_ascii=False)}"
-        # comments stay in their column
-        text = (
-            text[: line.start()]
-            + written.ljust(len(line[0]) - len(line[3]))
-            + line[3]
-            + text[line.end() :]
-        )
+        # comments stay in their column, if they can
+        padded = written.ljust(len(line[0]) - len(line[3]) - 1) + " " * bool(line[3]) + line[3]
+        text = text[: line.start()] + padded + text[line.end() :]
     return text
 
 
@@ -122,8 +120,11 @@ def _ask() -> dict[str, Any]:
     else:
         if where != "here":
             answers["on"] = where
-        proposed = (resources.gpus() or this_machine().cores) if where == "here" else 2
-        answers["n"] = max(IntPrompt.ask("Workers", default=proposed), 1)
+        # workers of one CPU take turns
+        proposed = (resources.gpus() if where == "here" else 0) or 2
+        while (count := IntPrompt.ask("Workers", default=proposed)) < 1:
+            print("At least 1.")
+        answers["n"] = count
     backends = other_backends.installed()
     if len(backends) > 1:
         now = settings.environment().get("KERAS_BACKEND", "tensorflow")

@@ -148,7 +148,7 @@ def _enter(folder: str, run_dir: Path) -> None:
     """Changes to the folder in which a run was begun.
 
     Raises:
-        ConfigurationError: it is gone.
+        ConfigurationError: it is gone, or can't be entered.
     """
     try:
         os.chdir(folder)
@@ -156,6 +156,10 @@ def _enter(folder: str, run_dir: Path) -> None:
         raise ConfigurationError(
             f"It was begun in {folder}, which is gone. Make that folder again, with the script, and"
             f" call `syrtos resume {shlex.quote(str(run_dir))}` again."
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"It was begun in {folder}, which this user can't enter: {error.strerror}."
         ) from error
 
 

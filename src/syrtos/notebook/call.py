@@ -19,7 +19,7 @@ from syrtos import api
 from syrtos.errors import ConfigurationError
 from syrtos.launch.worker.import_hook import after_import
 from syrtos.notebook import parcel
-from syrtos.settings import CALL_VARIABLE, environment
+from syrtos.settings import CALL_VARIABLE, take
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     Raises:
         ConfigurationError: standard input holds no function of a notebook.
     """
-    source, _, result_path = environment().get(CALL_VARIABLE, "").partition(":")
+    source, _, result_path = take(CALL_VARIABLE).partition(":")
     source = source or "/proc/self/fd/0"
     # nothing else is unpickled
     if not os.readlink(source).startswith(f"/memfd:{parcel.NAME} "):

@@ -29,7 +29,7 @@ _OF_RUN = ("grace", "max_restarts", "metrics_port", "oversubscribe", "profile", 
 # Names that other launchers have for ours.
 _ELSEWHERE = dict.fromkeys(("num_processes", "np", "num_proc", "nprocs", "n"), "workers")
 _NOT_HERE = ("hosts", "hostfile", "ssh", "discover", "min_workers", "env")
-_GRACE = 5.0  # seconds: a person who stops a cell waits for it
+GRACE = 5.0  # seconds: a person who stops a cell waits for it
 
 
 def notebook_launcher(
@@ -77,12 +77,17 @@ def notebook_launcher(
     check(function, args, workers)
     _check_cores(workers, bool(options.get("oversubscribe")))
     env = environment_of_workers(settings.environment())
-    options = {"grace": _GRACE, "run_dir": new_run_dir(), **options}
-    command = (sys.executable, "-P", "-m", "syrtos", "run", "-n", str(workers), *flags(options))
+    options = {"grace": GRACE, "run_dir": new_run_dir(), **options}
     with memory() as parcel_file, memory() as result:
         parcel.pack(function, args, f"/proc/{os.getpid()}/fd/{result.fileno()}", parcel_file)
-        run((*command, "-m", "syrtos.notebook.call"), env, parcel_file)
+        run(command("-n", str(workers), *flags(options)), env, parcel_file)
         return result_of(result, options["run_dir"])
+
+
+def command(*options: str) -> tuple[str, ...]:
+    """Returns the command of a run, with these options of `syrtos run`, that calls a function."""
+    run = (sys.executable, "-P", "-m", "syrtos", "run")
+    return (*run, *options, "-m", "syrtos.notebook.call")
 
 
 def check(function: object, args: object, workers: object) -> None:
@@ -166,8 +171,8 @@ def _refuse(name: str, known: set[str]) -> NoReturn:
         raise ConfigurationError(f"`{name}` is called `{_ELSEWHERE[name]}` here.")
     if name in _NOT_HERE:
         raise ConfigurationError(
-            f"`{name}` is for several hosts, and the workers of a notebook are on its machine: a"
-            " function does not leave it. Write a script for `syrtos run --hosts`."
+            f"`{name}` is for several hosts: `syrtos.remote(hosts=...)` calls functions on hosts"
+            " that are reached by ssh, and `syrtos run --hosts` runs scripts."
         )
     if name in ("servers", "ps", "staleness"):
         raise ConfigurationError(

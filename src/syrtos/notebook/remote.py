@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from syrtos import settings
+from syrtos.engines.registry import engine_of
+from syrtos.engines.reservation import NodeRequest
 from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import new_run_dir
+from syrtos.launch.terminal import output
 from syrtos.notebook import launcher, parcel
 
 Place = Literal["here", "ray", "slurm"]
+# Options of `syrtos run` for other hosts.
+_OF_HOSTS = ("env", "ssh")
 
 
 def remote(
     *,
-    workers: int = 2,
+    workers: int | None = None,
     on: Place = "here",
     hosts: str = "",
+    nodes: int = 1,
     values: Mapping[str, object] | None = None,
     **options: object,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -32,6 +40,8 @@ def remote(
     The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It
     travels as that of `syrtos.notebook_launcher` does: with what it uses of the notebook or script.
     Output appears as it comes, and Ctrl-C, or the notebook's stop button, ends all workers.
+
+    The result is unpickled here: hosts must be trusted as much as this machine.
 
     Usage::
 
@@ -44,12 +54,12 @@ def remote(
         model = train(5)
 
     Args:
-        workers: the number of workers; with ``hosts`` that of all their slots.
-        on: ``here``, this machine; ``slurm``, an allocation that `salloc` gets; or ``ray``.
+        workers: the number of workers (2); with ``hosts`` that of their slots.
+        on: ``here``, this machine; ``slurm``, nodes that `salloc` reserves; or ``ray``.
         hosts: hosts reached by ssh, as ``alpha:2,beta:2``. Each needs the same environment at the
             same path.
-        values: what `syrtos run --on ENGINE` has `--with` for: ``{"time": "1:00:00"}`` gives
-            `salloc` its option ``--time``.
+        nodes: with Slurm, the number of nodes over which workers are divided evenly.
+        values: what `syrtos run --on ENGINE` has `--with` for: ``{"time": "1:00:00"}``.
         options: options of `syrtos run`, with underscores: ``max_restarts=0``,
             ``run_dir="/shared/runs/first"``, and with ``hosts`` also ``ssh`` and ``env``.
 
@@ -57,44 +67,62 @@ def remote(
         A decorator. The function itself is the attribute ``__wrapped__`` of what it returns.
 
     Raises:
-        ConfigurationError: there is no such place, or ``hosts`` stands beside one. A call raises
+        ConfigurationError: there is no such place, or arguments do not go together. A call raises
             what `syrtos.notebook_launcher` does.
     """
-    if on not in ("here", "ray", "slurm") or (hosts and on != "here"):
-        raise ConfigurationError(
-            "`syrtos.remote` runs functions `on` here, slurm or ray, or on `hosts`, one of these."
-            f" Received: on={on!r}, hosts={hosts!r}. Kubernetes takes scripts: `syrtos run --on"
-            " kubernetes`."
-        )
+    _check_place(workers, on, hosts, nodes, values)
+    count = 2 if workers is None else workers
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **named: Any) -> Any:
             given = _positional(function, args, named)
             if on == "ray":
+                # not above: it imports the engine
                 run = importlib.import_module("syrtos.ray").run
-                return run(function, given, workers=workers, values=values, **options)
-            if hosts or on == "slurm":
-                chosen = ("--hosts", hosts) if hosts else ("-n", str(workers))
-                before = () if hosts else _allocation(workers, values or {})
-                return _call_on_hosts(function, given, (*before, *_RUN, *chosen), options)
-            return launcher.notebook_launcher(function, given, workers=workers, **options)
+                return run(function, given, workers=count, values=values, **options)
+            if on == "slurm":
+                with _nodes_of_slurm(count, nodes, values or {}) as (found, command):
+                    return _call_on_hosts(function, given, found, {**options, "ssh": command})
+            if hosts:
+                return _call_on_hosts(function, given, hosts, options)
+            return launcher.notebook_launcher(function, given, workers=count, **options)
 
         return call
 
     return decorate
 
 
-# Options of `syrtos run` for other hosts.
-_OF_HOSTS = ("env", "ssh")
-_RUN = (sys.executable, "-P", "-m", "syrtos", "run")
+def _check_place(
+    workers: int | None, on: str, hosts: str, nodes: int, values: Mapping[str, object] | None
+) -> None:
+    if on not in ("here", "ray", "slurm") or (hosts and on != "here"):
+        raise ConfigurationError(
+            "`syrtos.remote` runs functions `on` here, slurm or ray, or on `hosts`, one of these."
+            f" Received: on={on!r}, hosts={hosts!r}. Kubernetes takes scripts: `syrtos run --on"
+            " kubernetes`."
+        )
+    if hosts and workers is not None:
+        raise ConfigurationError(
+            "`workers` is the number of slots of `hosts`, as in `alpha:2,beta:2`. Leave one out."
+        )
+    if values and on == "here":
+        raise ConfigurationError(
+            "`values` are those of an engine: they go with `on='slurm'` or 'ray'."
+        )
+    if nodes < 1 or (nodes > 1 and on != "slurm") or (on == "slurm" and (workers or 2) % nodes):
+        raise ConfigurationError(
+            f"`nodes` divides the workers evenly over nodes of Slurm. Received: nodes={nodes},"
+            f" workers={workers or 2}, on={on!r}."
+        )
 
 
 def _positional(
     function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """Returns the arguments of a call by their positions."""
+    """Returns the arguments of a call by their positions, with defaults where none was given."""
     bound = inspect.signature(function).bind(*args, **named)
+    bound.apply_defaults()
     if bound.kwargs:
         raise ConfigurationError(
             f"Arguments travel by position, and these of `{function.__name__}` have none:"
@@ -103,26 +131,47 @@ def _positional(
     return bound.args
 
 
-def _allocation(workers: int, values: Mapping[str, object]) -> Sequence[str]:
-    """Returns the command that runs another one in an allocation of Slurm for so many workers."""
-    asked = (f"--{name}={value}" for name, value in values.items())
-    return ("salloc", "--quiet", f"--ntasks={workers}", *asked)
+class _Waiting:
+    """Says what nodes are waited for, and why they are gone."""
+
+    def is_over(self) -> bool:
+        return False
+
+    def tell(self, why: str) -> None:
+        output.say(why)
+
+    def note_loss(self, why: str, again: bool = True) -> None:
+        output.say(why)
+
+
+@contextlib.contextmanager
+def _nodes_of_slurm(
+    workers: int, nodes: int, values: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Context manager: yields nodes of Slurm as `--hosts` takes them, and the command to reach them."""
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+    }
+    gpus = next((int(found) for found in re.findall(r"\d+$", texts.pop("gpus-per-node", ""))), 0)
+    folder = new_run_dir().absolute()
+    folder.mkdir(parents=True)
+    wanted = NodeRequest("syrtos", nodes, workers // nodes, gpus, texts, sys.executable, folder)
+    with engine_of("slurm").reserve(wanted, _Waiting()) as held:
+        names = (f"{node.name}:{workers // nodes}" for node in held.nodes())
+        yield ",".join(names), held.command
 
 
 def _call_on_hosts(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    command: Sequence[str],
-    options: Mapping[str, object],
+    function: Callable[..., Any], args: Sequence[Any], hosts: str, options: Mapping[str, object]
 ) -> Any:
     """Calls a function on workers of a run whose launcher reaches its hosts by agents."""
     launcher.check(function, args, 1)
-    asked = {"run_dir": new_run_dir(), **options}
-    words = (*command, *launcher.flags(asked, _OF_HOSTS), "-m", "syrtos.notebook.call")
+    asked = {"grace": launcher.GRACE, "run_dir": new_run_dir(), **options}
+    words = launcher.command("--hosts", hosts, *launcher.flags(asked, _OF_HOSTS))
     with launcher.memory() as parcel_file, launcher.memory() as result:
         parcel.pack(function, args, "", parcel_file)
-        place = f"/proc/{os.getpid()}/fd/{result.fileno()}"
+        places = (f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (parcel_file, result))
         env = launcher.environment_of_workers(settings.environment())
-        env[settings.CALL_VARIABLE] = f"/proc/{os.getpid()}/fd/{parcel_file.fileno()}:{place}"
-        launcher.run(words, env, subprocess.DEVNULL)
+        launcher.run(words, env | {settings.CALL_VARIABLE: ":".join(places)}, subprocess.DEVNULL)
         return launcher.result_of(result, asked["run_dir"])

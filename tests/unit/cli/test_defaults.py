@@ -156,6 +156,10 @@ def test_all_that_init_proposes_is_taken(
         ({"n": 8}, "-n 8"),
         ({"hosts": "alpha:2,beta:2", "n": 4}, "-n 4 --hosts alpha:2,beta:2"),
         ({"on": "slurm", "n": 3}, "-n 3 --on slurm"),
+        (
+            {"hosts": "alpha.example.com:8,beta.example.com:8"},
+            "-n 2 --hosts alpha.example.com:8,beta.example.com:8",
+        ),
     ],
 )
 def test_answers_are_written_into_the_file(
@@ -176,6 +180,23 @@ def test_a_terminal_is_asked(folder: Path, parser: Parser) -> None:
     assert asked.wait(60) == 0
     os.close(main)
     assert " ".join(defaults.added_words(parser, ["train.py"])) == "-n 5 --hosts alpha:2,beta:3"
+
+
+def test_questions_that_are_not_answered(folder: Path) -> None:
+    main, other = pty.openpty()
+    asked = subprocess.Popen(
+        [Path(sys.executable).parent / "syrtos", "init"],
+        stdin=other,
+        stdout=other,
+        stderr=subprocess.PIPE,
+    )
+    os.close(other)
+    os.write(main, b"\x04")  # Ctrl-D
+    said = asked.communicate(timeout=60)[1]
+    os.close(main)
+    assert asked.returncode == 2
+    assert b"nothing was written" in said
+    assert not Path(defaults.FILE).exists()
 
 
 def test_a_mark_of_the_encoding_is_no_error(folder: Path, parser: Parser) -> None:

@@ -157,7 +157,7 @@ def test_a_request_with_another_type_is_named(
     path = tmp_path / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     assert not _goes_on(request_in, tmp_path) or name in ("seed", "track", "metrics_port")
-    with pytest.raises(ConfigurationError, match="can be resumed: |can't be resumed. "):
+    with pytest.raises(ConfigurationError, match=r"can be resumed: |can't be resumed\. "):
         read_request(tmp_path)
 
 

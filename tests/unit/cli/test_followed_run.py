@@ -169,9 +169,9 @@ def test_a_grace_that_makes_no_sense_is_the_usual_one(
     tmp_path: Path, process: subprocess.Popen[bytes], grace: str
 ) -> None:
     (tmp_path / "run.json").write_text(f'{{"grace": {grace}}}')
+    lock(tmp_path, Launcher.of(process.pid, in_background=True))
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / "rank-0.jsonl").touch()
-    lock(tmp_path, Launcher.of(process.pid, in_background=True))
     # it has recorded no end
     assert followed_run.stop(tmp_path) == 1
 

@@ -80,7 +80,7 @@ class WorkerPlace:
         self._agents = [agent for agent in self._agents if agent.poll() is None]
         if parcel and self._call is None:
             self._call = HeldCall(parcel)
-        of_call = self._call.variables if self._call else {}
+        of_call = self._call.begin() if self._call else {}
         with (
             links.dial(address, key, tickets[0]) as link,
             links.dial(address, key, tickets[1]) as complaints,

@@ -131,7 +131,7 @@ def _check_gpus() -> None:
     """Raises ConfigurationError if this worker shares a GPU with another, as the run asked for."""
     # NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX
     # 0.11.2, NCCL 2.28).
-    if settings.SHARED_GPU_VARIABLE in settings.environment():
+    if settings.SHARED_GPU_VARIABLE in settings.launched_with():
         raise ConfigurationError(
             "Two workers of a host use one GPU. JAX's workers exchange by NCCL, which needs a GPU"
             " for each of them. Start as many workers as GPUs; or use the CPU:"

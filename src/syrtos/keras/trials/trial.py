@@ -54,7 +54,7 @@ def install(trainer: str, optimizer: str = "") -> None:
 
     In a run that is no trial nothing happens.
     """
-    trial = settings.trial_from(settings.environment())
+    trial = settings.trial_from(settings.launched_with())
     if trial is None:
         return
     others = [

@@ -144,7 +144,7 @@ class _Agent:
             self._send_records(message)
             return
         env = self._snapshots.with_places(
-            {**environment(), **message["environment"], **self._call.variables}
+            {**environment(), **message["environment"], **self._call.begin()}
         )
         try:
             os.chdir(message["folder"])

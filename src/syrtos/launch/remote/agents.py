@@ -54,6 +54,7 @@ class Agent:
         self._complaints: threading.Thread | None = None
         self._take: Callable[[Message], None] = lambda message: None
         self._answers: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._asking = threading.Lock()
         self._channel = channel
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -108,20 +109,24 @@ class Agent:
             return
 
     def ask(self, what: str, data: bytes | memoryview = b"", **facts: object) -> Message:
-        """Asks about snapshots, one question at a time: see `syrtos.launch.remote.held_snapshots`.
+        """Asks about snapshots or a call, one question at a time.
+
+        See `syrtos.launch.remote.held_snapshots` and `held_call`.
 
         Raises:
             BlockingIOError: there is no such snapshot any more.
             ConnectionError: the agent is gone.
         """
-        self.send("ask", data, what=what, **facts)
-        try:
-            answer = None if self.lost else self._answers.get(timeout=_LONGEST_ANSWER)
-        except queue.Empty:
-            self.give_up(
-                f"was on {self._name}, whose agent has not answered in {_LONGEST_ANSWER:.0f} s"
-            )
-            answer = None
+        # Answers do not say to which question they belong.
+        with self._asking:
+            self.send("ask", data, what=what, **facts)
+            try:
+                answer = None if self.lost else self._answers.get(timeout=_LONGEST_ANSWER)
+            except queue.Empty:
+                self.give_up(
+                    f"was on {self._name}, whose agent has not answered in {_LONGEST_ANSWER:.0f} s"
+                )
+                answer = None
         if answer is None:
             raise ConnectionError(f"the agent on {self.host} is gone")
         if "error" in answer:

@@ -1,7 +1,7 @@
 """A function that workers on other hosts call: its way to their agents, and its result's way back.
 
 A parcel of `syrtos.notebook.parcel` travels as the messages of a run do, over ssh or what else has
-started the agents, and is never on a disk. Only workers unpickle it.
+started the agents, and is never on a disk.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ class CarriedCall:
         Raises:
             OSError: an agent is gone.
         """
-        new = [agent for agent in agents if agent not in self._brought]
-        if not new:
-            return
-        parcel = memoryview(self._source.read_bytes())
-        for agent in new:
-            for begin in range(0, len(parcel), PIECE):
-                agent.ask(TAKE, parcel[begin : begin + PIECE])
+        for agent in agents:
+            if agent in self._brought:
+                continue
+            with self._source.open("rb") as file:
+                while piece := file.read(PIECE):
+                    agent.ask(TAKE, piece, begin=file.tell() - len(piece))
             self._brought.append(agent)
 
-    def fetch(self) -> None:
-        """Writes the result of rank 0, from the agent that has it; nothing if none has.
+    def fetch(self) -> str:
+        """Writes the result of rank 0, from the agent that has it.
 
-        Raises:
-            OSError: the result can't be written, or an agent is gone.
+        Returns:
+            Why there may be none, as a sentence; empty if it was written.
         """
+        lost: list[str] = []
         for agent in self._brought:
-            if agent.lost:
-                continue
-            found = bytearray()
-            while piece := agent.ask(GIVE, begin=len(found))["data"]:
-                found += piece
-            if found:
-                self._result.write_bytes(found)
+            try:
+                with self._result.open("wb") as file:
+                    while piece := agent.ask(GIVE, begin=file.tell())["data"]:
+                        file.write(piece)
+                    if file.tell():
+                        return ""
+            except OSError as error:
+                lost.append(f"{agent.host or 'this machine'} ({agent.lost or error})")
+        return f"the result can't be fetched from {', '.join(lost)}" if lost else ""

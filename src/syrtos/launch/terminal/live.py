@@ -11,7 +11,7 @@ from types import TracebackType
 from syrtos.launch.terminal import streams
 
 # Seconds without output before the line is shown, and between two looks.
-_PATIENCE, _BETWEEN = 3.0, 1.0
+_PATIENCE, _BETWEEN = 3.0, 2.0
 # Where a terminal does not say how wide it is.
 _COLUMNS = 80
 _ERASE = b"\r\x1b[2K"
@@ -42,7 +42,7 @@ class LiveLine:
         self._thread = threading.Thread(target=self._run, name="live line", daemon=True)
 
     def __enter__(self) -> LiveLine:
-        if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb":
+        if streams.raw_file(2) in self._files and os.environ.get("TERM", "dumb") != "dumb":
             for file in self._files:
                 file.before_write = self._make_room
             self._thread.start()
@@ -64,7 +64,9 @@ class LiveLine:
 
     def _run(self) -> None:
         while not self._over.wait(_BETWEEN):
-            if self._line_is_open or time.monotonic() - self._last_output < _PATIENCE:
+            if self._line_is_open or not _is_in_foreground():
+                continue
+            if time.monotonic() - self._last_output < _PATIENCE:
                 continue
             # a run goes on whatever its record looks like
             try:
@@ -89,12 +91,21 @@ class LiveLine:
             self._last_output = time.monotonic()
 
     def _erase(self) -> None:
-        if self._is_shown:
+        # in the background a shell may have written over it
+        if self._is_shown and _is_in_foreground():
             self._write(_ERASE)
-            self._is_shown = False
+        self._is_shown = False
 
     def _write(self, data: bytes) -> None:
         try:
             os.write(2, data)
         except OSError:  # the terminal is gone
             self._over.set()
+
+
+def _is_in_foreground() -> bool:
+    """Returns whether the terminal is this process's, and not the shell's that has started it."""
+    try:
+        return os.tcgetpgrp(2) == os.getpgrp()
+    except OSError:
+        return False

@@ -113,7 +113,7 @@ class _WorkerProcess:
                 events.report_start(self._control, self.rank)
                 os._exit = self._exit_at_once
                 script_processes.refuse_to_be_replaced(
-                    lambda: not (self._is_forked() or self._has_finished)
+                    lambda: not (self._is_forked() or self._has_finished) and self._size() > 1
                 )
             # The finder of the program that has forked this process: see
             # `syrtos.launch.processes.zygote`.
@@ -128,11 +128,11 @@ class _WorkerProcess:
             code = self._script_code(program)
             if code == 0 and not self._is_forked():
                 self._finish()
-                sentence = script_processes.describe_training_in_children(_session())
-                if sentence and self.rank == 0:
-                    print(f"syrtos: {sentence}", file=sys.stderr, flush=True)
                 # a hint that can't be given must not fail a script that has come to its end
                 with contextlib.suppress(Exception):
+                    sentence = script_processes.describe_training_in_children(_session())
+                    if sentence and self.rank == 0:
+                        print(f"syrtos: {sentence}", file=sys.stderr, flush=True)
                     for name in unread():
                         print(
                             f"syrtos: hyperparameter `{name}` was never read by the script",

@@ -22,14 +22,14 @@ def refuse_to_be_replaced(is_worker: Callable[[], bool]) -> None:
     """Lets `os.execv` and its like fail where ``is_worker``, and not in children of the process."""
 
     def replacing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
-        def execute_in_child(path: Any, *arguments: Any) -> NoReturn:
+        def execute_in_child(path: Any, *arguments: Any, **named: Any) -> NoReturn:
             if is_worker():
                 raise ConfigurationError(
-                    f"`os.exec` of {os.fsdecode(path)} would replace this worker by a program that"
+                    f"`os.exec` of {path!s} would replace this worker by a program that"
                     " trains alone, on all the data. Set what it is for before the run"
                     " (`NAME=value syrtos run ...`), or start a program by `subprocess.run`."
                 )
-            execute(path, *arguments)
+            execute(path, *arguments, **named)
 
         return execute_in_child
 
@@ -48,7 +48,7 @@ def describe_training_in_children(session: Session) -> str:
         return ""
     return (
         "no worker has trained, and processes that the script has started computed for"
-        f" {seconds:.0f} s on each worker: if they train, each trains alone, on all the data. Train"
+        f" {seconds:.0f} s on rank 0: if they train, each trains alone, on all the data. Train"
         " in the script's own process (`model.fit` outside of `multiprocessing` and `subprocess`)."
     )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
-import subprocess
 import sys
 import termios
 
@@ -22,28 +22,25 @@ print("end", flush=True)
 ERASE = "\r\x1b[2K"
 
 
-def on_terminal(body: str, term: str = "xterm") -> str:
-    """Returns what a terminal of 80 columns gets from a program."""
-    main, other = pty.openpty()
-    termios.tcsetwinsize(other, (24, 80))
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(body=body)],
-        stdout=other,
-        stderr=other,
-        env={
-            **os.environ,
-            "TERM": term,
-        },
-    )
-    os.close(other)
+def on_terminal(body: str, term: str = "xterm", background: bool = False) -> str:
+    """Returns what a terminal of 80 columns gets from a program, whose terminal it is, or a shell's."""
+    number, main = pty.fork()
+    if number == 0:
+        termios.tcsetwinsize(1, (24, 80))
+        if background:
+            # this process is the shell, which keeps the terminal
+            child = os.fork()
+            if child:
+                os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            os.setpgid(0, 0)
+        env = {**os.environ, "TERM": term}
+        os.execve(sys.executable, [sys.executable, "-c", PROGRAM.format(body=body)], env)
     pieces = []
-    try:
+    with contextlib.suppress(OSError):  # the other end is closed
         while piece := os.read(main, 1 << 16):
             pieces.append(piece)
-    except OSError:  # the other end is closed
-        pass
     os.close(main)
-    assert process.wait() == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 0
     return b"".join(pieces).decode().replace("\r\n", "\n")
 
 
@@ -73,3 +70,7 @@ def test_a_terminal_without_capabilities_shows_no_line() -> None:
 def test_the_line_is_no_longer_than_the_terminal_is_wide() -> None:
     got = on_terminal("time.sleep(1)")
     assert max(len(line) for line in got.replace(ERASE, "\n").split("\n")) == 79
+
+
+def test_a_process_in_the_background_leaves_the_terminal_to_the_shell() -> None:
+    assert on_terminal("time.sleep(0.6)", background=True) == "end\n"
