@@ -250,7 +250,7 @@ def tables(lines: list[dict[str, Any]]) -> str:
 
 def _in_words(difference: float) -> str:
     if np.isnan(difference):
-        return "did not end"
+        return "did not end well"
     return f"{difference:.0e}" if difference < _SAME else f"**{difference:.1g}**"
 
 
@@ -259,7 +259,7 @@ def _ending(line: dict[str, Any] | None) -> str:
     if line is None:
         return ""
     if np.isnan(line["difference"]):
-        return "does not end" if line["code"] is None else "ends with an error"
+        return "had not ended after two minutes" if line["code"] is None else "ends with an error"
     how = "begins anew" if line["again"] else "goes on"
     after = f" after {line['next_step']:.1f} s" if line["next_step"] else ""
     return f"{how}{after}; difference {_in_words(line['difference'])}"
