@@ -27,7 +27,7 @@ from syrtos.cli.run_request import (
 )
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.cli.watching import forget as forget_watched
-from syrtos.cli.watching import watching
+from syrtos.cli.watching import showing_progress, watching
 from syrtos.engines.engine import BY_SCHEDULER, STOPPED
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
@@ -45,7 +45,6 @@ from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots, Snapshots
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
 from syrtos.launch.terminal import output, streams
-from syrtos.launch.terminal.live import LiveLine
 from syrtos.observe import steady
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
@@ -229,11 +228,8 @@ def _execute(
         _announce(request.spec, generations.generation_folder(run_dir, number))
     kept = KeptRequest(run_dir)
     with contextlib.ExitStack() as ending:
-        with (
-            contextlib.nullcontext()
-            if verifies
-            else LiveLine(lambda: _progress(run_dir, request.spec.workers))
-        ):
+        showing = showing_progress(run_dir, request.spec.workers)
+        with contextlib.nullcontext() if verifies else showing:
             ended = _run(request, run_dir, resume, connected, early, unrecorded, kept, ending)
         with unrecorded.noting(run_dir / REQUEST):
             kept.note(end=[ended.outcome.end.name, ended.outcome.code])
@@ -242,15 +238,6 @@ def _execute(
         if not verifies:
             print_summary(run_dir, request.full_summary)
         return ended.outcome.code
-
-
-def _progress(run_dir: Path, workers: int) -> str:
-    """Returns how far a run is, in words."""
-    # Only when something is shown: a run should start at once.
-    from syrtos.report.progress import read_progress
-
-    count = document(run_dir / REQUEST).get("resized") or workers
-    return f"{count} worker{'s' * (count != 1)}: {read_progress(run_dir).describe_running()}"
 
 
 def _run(

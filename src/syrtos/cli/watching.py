@@ -12,6 +12,7 @@ from pathlib import Path
 
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
+from syrtos.launch.terminal.live import LiveLine
 from syrtos.settings import KUBEFLOW_VARIABLES
 
 TRACKERS = (
@@ -70,6 +71,19 @@ def forget(run_dir: Path) -> None:
         shutil.rmtree(kept, ignore_errors=True)
     for name in _MADE:
         (run_dir / name).unlink(missing_ok=True)
+
+
+def showing_progress(run_dir: Path, workers: int) -> LiveLine:
+    """Returns a context manager: a terminal on which nothing is printed shows how far the run is."""
+
+    def describe() -> str:
+        # Only when something is shown: a run should start at once.
+        from syrtos.report.progress import read_progress
+
+        count = document(run_dir / "run.json").get("resized") or workers
+        return f"{count} worker{'s' * (count != 1)}: {read_progress(run_dir).describe_running()}"
+
+    return LiveLine(describe)
 
 
 def _remove_unfinished(run_dir: Path) -> None:
