@@ -21,7 +21,8 @@ READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
 JOBS ?= 3
 # Where tests of the slower tiers stand: looking for them in all folders takes each process ten seconds.
 # Those that wait for services come first, so that they do not wait alone at the end.
-SLOW_UNITS = tests/unit/keras tests/unit/jobs tests/unit/testing tests/unit/__pycache__
+# Units that take frameworks, workers, services or seconds.
+SLOW_UNITS = keras jobs testing sagemaker engines/kubernetes launch/remote launch/processes launch/worker comm/test_mpi.py cli/test_doctor.py cli/test_serve.py cli/test_submit.py report/test_read.py report/test_noise_scale.py test_docs.py
 SLOW = tests/conformance tests/contract tests/packages tests/parity tests/e2e tests/faults
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
@@ -48,7 +49,7 @@ quick: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/house.py src/syrtos .ci/house.toml
-	$(PYTEST) -m "not slow and not long and not timing" $(filter-out $(SLOW_UNITS),$(wildcard tests/unit/*))
+	$(PYTEST) -m "not slow and not long and not timing" tests/unit $(SLOW_UNITS:%=--ignore tests/unit/%)
 
 # Many of these wait for others.
 test-slow test-long: JOBS = 4

@@ -14,6 +14,7 @@ ROOMS = {
     "cli": "one file per command",
     "dialects": "old APIs over the core, one leaf each",
     "ray": "functions on a Ray cluster",
+    "remote_calls": "functions on other machines",
     "testing": "run_world, faults: for users too",
     "doctor": "what will be wrong",
     "tune": "batch, rate, search",

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from syrtos.errors import SyrtosError
     from syrtos.jobs.client.estimator import Estimator
     from syrtos.notebook.launcher import notebook_launcher
-    from syrtos.notebook.remote import remote
+    from syrtos.remote_calls import remote
     from syrtos.settings import Options
 
 __all__ = [
@@ -81,7 +81,7 @@ _HOMES = {
     "ReduceOp": "syrtos.comm.communicator",
     "SyrtosError": "syrtos.errors",
     "notebook_launcher": "syrtos.notebook.launcher",
-    "remote": "syrtos.notebook.remote",
+    "remote": "syrtos.remote_calls",
     "Options": "syrtos.settings",
 }
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
-from syrtos import settings
+from syrtos import ray, settings
 from syrtos.engines.registry import engine_of
 from syrtos.engines.reservation import NodeRequest
 from syrtos.errors import ConfigurationError
@@ -21,6 +20,8 @@ from syrtos.launch.spec import new_run_dir
 from syrtos.launch.terminal import output
 from syrtos.notebook import launcher, parcel
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Place = Literal["here", "ray", "slurm"]
 # Options of `syrtos run` for other hosts.
 _OF_HOSTS = ("env", "ssh")
@@ -34,7 +35,7 @@ def remote(
     nodes: int = 1,
     values: Mapping[str, object] | None = None,
     **options: object,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Makes each call of a function train on workers, and return rank 0's result.
 
     The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It
@@ -73,22 +74,23 @@ def remote(
     _check_place(workers, on, hosts, nodes, values)
     count = 2 if workers is None else workers
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
-        def call(*args: Any, **named: Any) -> Any:
-            given = _positional(function, args, named)
-            if on == "ray":
-                # not above: it imports the engine
-                run = importlib.import_module("syrtos.ray").run
-                return run(function, given, workers=count, values=values, **options)
-            if on == "slurm":
-                with _nodes_of_slurm(count, nodes, values or {}) as (found, command):
-                    return _call_on_hosts(function, given, found, {**options, "ssh": command})
-            if hosts:
-                return _call_on_hosts(function, given, hosts, options)
-            return launcher.notebook_launcher(function, given, workers=count, **options)
+        def call(*args: P.args, **named: P.kwargs) -> R:
+            return cast(R, call_there(function, _positional(function, args, named)))
 
         return call
+
+    def call_there(function: Callable[..., object], given: tuple[object, ...]) -> object:
+        if on == "ray":
+            more: dict[str, Any] = options
+            return ray.run(function, given, workers=count, values=values, **more)
+        if on == "slurm":
+            with _nodes_of_slurm(count, nodes, values or {}) as (found, command):
+                return _call_on_hosts(function, given, found, {**options, "ssh": command})
+        if hosts:
+            return _call_on_hosts(function, given, hosts, options)
+        return launcher.notebook_launcher(function, given, workers=count, **options)
 
     return decorate
 
@@ -118,8 +120,8 @@ def _check_place(
 
 
 def _positional(
-    function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
-) -> tuple[Any, ...]:
+    function: Callable[..., object], args: tuple[object, ...], named: Mapping[str, object]
+) -> tuple[object, ...]:
     """Returns the arguments of a call by their positions, with defaults where none was given."""
     bound = inspect.signature(function).bind(*args, **named)
     bound.apply_defaults()
@@ -163,8 +165,11 @@ def _nodes_of_slurm(
 
 
 def _call_on_hosts(
-    function: Callable[..., Any], args: Sequence[Any], hosts: str, options: Mapping[str, object]
-) -> Any:
+    function: Callable[..., object],
+    args: Sequence[object],
+    hosts: str,
+    options: Mapping[str, object],
+) -> object:
     """Calls a function on workers of a run whose launcher reaches its hosts by agents."""
     launcher.check(function, args, 1)
     asked = {"grace": launcher.GRACE, "run_dir": new_run_dir(), **options}
