@@ -229,6 +229,7 @@ def test_a_job_that_may_retry_goes_on_with_the_pod_in_place_of_the_lost_one(
     assert "algo-2 has trained 600 steps" in printed
 
 
+@pytest.mark.long  # tests/e2e/test_ray.py loses a node of a run
 def test_a_job_that_loses_a_node_of_ray_runs_again_on_others(
     on_ray: Service, nodes_of_ray: ray_cluster.RayCluster, digits: Path, tmp_path: Path
 ) -> None:
