@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from syrtos import ray, settings
 from syrtos.engines.registry import engine_of
@@ -27,6 +27,11 @@ Place = Literal["here", "ray", "slurm"]
 _OF_HOSTS = ("env", "ssh")
 
 
+@overload
+def remote(function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
 def remote(
     *,
     workers: int | None = None,
@@ -35,7 +40,20 @@ def remote(
     nodes: int = 1,
     values: Mapping[str, object] | None = None,
     **options: object,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def remote(
+    function: Callable[..., object] | None = None,
+    /,
+    *,
+    workers: int | None = None,
+    on: Place = "here",
+    hosts: str = "",
+    nodes: int = 1,
+    values: Mapping[str, object] | None = None,
+    **options: object,
+) -> Callable[..., object]:
     """Makes each call of a function train on workers, and return rank 0's result.
 
     The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It
@@ -55,6 +73,7 @@ def remote(
         model = train(5)
 
     Args:
+        function: the function, where the decorator stands without parentheses.
         workers: the number of workers (2); with ``hosts`` that of their slots.
         on: ``here``, this machine; ``slurm``, nodes that `salloc` reserves; or ``ray``.
         hosts: hosts reached by ssh, as ``alpha:2,beta:2``. Each needs the same environment at the
@@ -71,7 +90,13 @@ def remote(
         ConfigurationError: there is no such place, or arguments do not go together. A call raises
             what `syrtos.notebook_launcher` does.
     """
+    if function is not None and not callable(function):
+        raise ConfigurationError(
+            f"Name the number of workers: `@syrtos.remote(workers={function!r})`."
+        )
     _check_place(workers, on, hosts, nodes, values)
+    # wrong names are refused before the first call
+    list(launcher.flags(options, _OF_HOSTS if hosts else ()))
     count = 2 if workers is None else workers
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -92,18 +117,19 @@ def remote(
             return _call_on_hosts(function, given, hosts, options)
         return launcher.notebook_launcher(function, given, workers=count, **options)
 
-    return decorate
+    return decorate if function is None else decorate(function)
 
 
 def _check_place(
     workers: int | None, on: str, hosts: str, nodes: int, values: Mapping[str, object] | None
 ) -> None:
-    if on not in ("here", "ray", "slurm") or (hosts and on != "here"):
+    if on not in ("here", "ray", "slurm"):
         raise ConfigurationError(
-            "`syrtos.remote` runs functions `on` here, slurm or ray, or on `hosts`, one of these."
-            f" Received: on={on!r}, hosts={hosts!r}. Kubernetes takes scripts: `syrtos run --on"
-            " kubernetes`."
+            "`syrtos.remote` runs functions `on` here, slurm or ray, or on `hosts`. Received:"
+            f" on={on!r}. Kubernetes takes scripts: `syrtos run --on kubernetes`."
         )
+    if hosts and on != "here":
+        raise ConfigurationError(f"Give `on={on!r}` or `hosts={hosts!r}`, not both.")
     if hosts and workers is not None:
         raise ConfigurationError(
             "`workers` is the number of slots of `hosts`, as in `alpha:2,beta:2`. Leave one out."

@@ -46,6 +46,8 @@ TRIAL_VARIABLE = "SYRTOS_TRIAL"
 # of a process of this user, and their name there.
 CALL_VARIABLE = "SYRTOS_CALL"
 CALL_NAME = "syrtos-notebook"
+# The module that workers run then.
+CALL_PROGRAM = "syrtos.notebook.call"
 # Set where a worker shares its GPU with another.
 SHARED_GPU_VARIABLE = "SYRTOS_SHARED_GPU"
 # When a process began to import the frameworks from which this one is forked, and when it had, in

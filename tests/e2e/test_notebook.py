@@ -380,8 +380,9 @@ def test_a_place_that_does_not_exist_is_refused() -> None:
     refused = {
         "runs functions `on` here, slurm or ray": [
             {"on": "kubernetes"},
-            {"on": "ray", "hosts": "a:2"},
         ],
+        "Give `on='ray'` or": [{"on": "ray", "hosts": "a:2"}],
+        "Did you mean `run_dir`": [{"rundir": "x"}],
         "is the number of slots": [{"hosts": "a:2", "workers": 2}],
         "are those of an engine": [{"values": {"time": 1}}],
         "divides the workers evenly": [{"nodes": 2}, {"on": "slurm", "workers": 3, "nodes": 2}],

@@ -130,7 +130,10 @@ def _ask() -> dict[str, Any]:
         now = settings.environment().get("KERAS_BACKEND", "tensorflow")
         wanted = Prompt.ask("Backend of Keras", choices=backends, default=now)
         if wanted != now:
-            print(f"Keras takes its backend from the environment: `export KERAS_BACKEND={wanted}`.")
+            print(
+                f"Keras takes its backend from the environment, and not from {FILE}: write `export"
+                f" KERAS_BACKEND={wanted}` into your shell, or into its start-up file."
+            )
     return answers
 
 
@@ -139,7 +142,7 @@ def _ask_hosts() -> str:
     from rich.prompt import Prompt
 
     while True:
-        hosts = Prompt.ask("Hosts, and the workers on each (alpha:2,beta:2)")
+        hosts = Prompt.ask("Hosts, and the workers on each, for example alpha:2,beta:2")
         try:
             parse_hosts(hosts)
         except ConfigurationError as error:

@@ -26,7 +26,7 @@ from syrtos.launch.outcome import End, end_of
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Elastic, Host, Spec
-from syrtos.settings import Options
+from syrtos.settings import CALL_PROGRAM, Options
 
 REQUEST = "run.json"
 
@@ -217,6 +217,11 @@ def read_request(run_dir: Path) -> RunRequest:
         ) from error
     except ConfigurationError as error:
         raise ConfigurationError(f"The run in {run_dir} can't be resumed. {error}") from error
+    if spec.program.name == CALL_PROGRAM:
+        raise ConfigurationError(
+            f"The run in {run_dir} called a function of a notebook or script, which ended with it:"
+            " call the function again."
+        )
     if options.servers or not policy.restarts:
         raise ConfigurationError(
             f"The run in {run_dir} kept no snapshots: runs with parameter servers or with"

@@ -81,7 +81,8 @@ def showing_progress(run_dir: Path, workers: int) -> LiveLine:
         from syrtos.report.progress import read_progress
 
         count = document(run_dir / "run.json").get("resized") or workers
-        return f"{count} worker{'s' * (count != 1)}: {read_progress(run_dir).describe_running()}"
+        # on a narrow terminal the end is cut off
+        return f"{read_progress(run_dir).describe_running()}, {count} worker{'s' * (count != 1)}"
 
     return LiveLine(describe)
 

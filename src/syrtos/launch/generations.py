@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.checkpoint import folders, head
+from syrtos.json_files import document
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import Attempt, Decision, RestartPolicy, decide
 from syrtos.launch.processes import signalling
 from syrtos.launch.snapshots import Snapshots
 from syrtos.launch.terminal import output
-from syrtos.settings import SEED_VARIABLE, SNAPSHOTS_VARIABLE, OtherBatches
+from syrtos.settings import CALL_PROGRAM, SEED_VARIABLE, SNAPSHOTS_VARIABLE, OtherBatches
 
 # Seconds between two copies of a snapshot to the run directory.
 _DURABLE_EVERY = 30.0
@@ -222,8 +223,13 @@ def all_folders(run_dir: Path) -> list[Path]:
 
 
 def has_snapshot(run_dir: Path) -> bool:
-    """Returns whether a run in this folder could go on from its last snapshot."""
-    return bool(folders.numbers(run_dir / "snapshots"))
+    """Returns whether a run in this folder could go on from its last snapshot.
+
+    The function that a notebook or script has sent is gone with it.
+    """
+    program = document(run_dir / "run.json").get("program")
+    is_call = isinstance(program, dict) and program.get("name") == CALL_PROGRAM
+    return not is_call and bool(folders.numbers(run_dir / "snapshots"))
 
 
 def is_of_script(run_dir: Path) -> bool:

@@ -22,6 +22,7 @@ from syrtos import settings, topology
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.processes import signalling
 from syrtos.launch.spec import new_run_dir
+from syrtos.launch.spelling import closest_name
 from syrtos.notebook import parcel
 from syrtos.notebook.screen import Screen
 
@@ -87,7 +88,7 @@ def notebook_launcher(
 def command(*options: str) -> tuple[str, ...]:
     """Returns the command of a run, with these options of `syrtos run`, that calls a function."""
     run = (sys.executable, "-P", "-m", "syrtos", "run")
-    return (*run, *options, "-m", "syrtos.notebook.call")
+    return (*run, *options, "-m", settings.CALL_PROGRAM)
 
 
 def check(function: object, args: object, workers: object) -> None:
@@ -179,8 +180,10 @@ def _refuse(name: str, known: set[str]) -> NoReturn:
             f"`{name}` is for parameter servers, which a notebook can't have: write a script for"
             " `syrtos run --ps`."
         )
+    close = closest_name(name, known)
+    meant = f" Did you mean `{close}`?" if close else ""
     raise ConfigurationError(
-        f"There is no option `{name}`. Options are: {', '.join(sorted(known))}."
+        f"There is no option `{name}`.{meant} Options are: {', '.join(sorted(known))}."
     )
 
 
