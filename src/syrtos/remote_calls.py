@@ -176,7 +176,7 @@ class _Waiting:
 def _nodes_of_slurm(
     workers: int, nodes: int, values: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Context manager: yields nodes of Slurm as `--hosts` takes them, and the command to reach them."""
+    """Context manager: yields nodes as `--hosts` takes them, and the command to reach them."""
     texts = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()

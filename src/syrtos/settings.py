@@ -415,7 +415,7 @@ _HELD = _HeldVariables()
 
 
 def launched_with() -> Mapping[str, str]:
-    """Returns the process's environment, with the launcher's variables that a script has removed."""
+    """Returns the environment, with the launcher's variables that a script has removed."""
     return _HELD.added_to(os.environ)
 
 

@@ -74,7 +74,7 @@ def forget(run_dir: Path) -> None:
 
 
 def showing_progress(run_dir: Path, workers: int) -> LiveLine:
-    """Returns a context manager: a terminal on which nothing is printed shows how far the run is."""
+    """Returns a context manager: a silent terminal shows how far the run is."""
 
     def describe() -> str:
         # Only when something is shown: a run should start at once.

@@ -1,7 +1,7 @@
 """A parcel: a function and all that it needs, in a memory file that this process's workers inherit.
 
-Pickle runs whatever code it holds. The data that is unpickled here never was on a disk: it goes from
-this process to processes that it has started, and back, through files without a name
+Pickle runs whatever code it holds. The data that is unpickled here never was on a disk: it goes
+from this process to processes that it has started, and back, through files without a name
 (memfd_create(2)), which only processes of this user can open, through this process's own
 descriptors. To other hosts it goes over what has started their agents, which runs commands there.
 """

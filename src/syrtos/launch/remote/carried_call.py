@@ -24,7 +24,7 @@ class CarriedCall:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> CarriedCall | None:
-        """Returns the call that the variable of a launcher's environment names; None without one."""
+        """Returns the call that a launcher's environment names; None without one."""
         source, _, result = env.get(CALL_VARIABLE, "").partition(":")
         return cls(Path(source), Path(result)) if result else None
 

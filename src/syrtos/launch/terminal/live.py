@@ -20,8 +20,8 @@ _ERASE = b"\r\x1b[2K"
 class LiveLine:
     """Shows a line on the terminal of standard error until something else is printed.
 
-    A context manager; without a terminal it does nothing. The line is drawn where the cursor stands at
-    the beginning of a line, and erased before anything else is written by this process.
+    A context manager; without a terminal it does nothing. The line is drawn where the cursor stands
+    at the beginning of a line, and erased before anything else is written by this process.
     """
 
     def __init__(self, describe: Callable[[], str]) -> None:

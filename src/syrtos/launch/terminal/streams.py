@@ -121,7 +121,7 @@ def intact() -> TextIO | None:
 
 
 def raw_file(descriptor: int) -> UnfailingFile | None:
-    """Returns the file below standard output (1) or error (2); None if `make_unfailing` made none."""
+    """Returns the file below standard output (1) or error (2); None without `make_unfailing`."""
     buffer = getattr(getattr(sys, _NAMES[descriptor]), "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     return raw if isinstance(raw, UnfailingFile) else None

@@ -30,6 +30,11 @@ STATELESS = {
     "TruncatedNormal": "StatelessTruncatedNormalV2",
     "RandomUniformInt": "StatelessRandomUniformIntV2",
 }
+# Operations that draw by a counter in their kernel.
+_DRAWING = frozenset(STATELESS) | {
+    *("Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson"),
+    *("RandomPoissonV2", "RandomShuffle"),
+}
 # Kernels leave so many counts free for each number: some distributions take a varying number of
 # them (`random_op.cc`, `GuardedPhiloxRandom::ReserveRandomOutputs`).
 _RESERVED = 256
@@ -147,6 +152,15 @@ class DrawCounters:
             if world.is_initialized():
                 world.part(KeptCounters).add(op.name, self._found[op.name])
         return self._found[op.name]
+
+    def uncounted(self, operations: Sequence[tf.Operation]) -> list[str]:
+        """Returns the kinds of draws that keep their own counter, functions inside included."""
+        kinds = {op.type for op in operations if op.type in _DRAWING and self.of(op) is None}
+        if any(kind.type == "func" for op in operations for kind in op.op_def.attr):
+            library = operations[0].graph.as_graph_def().library
+            inside = {node.op for function in library.function for node in function.node_def}
+            kinds |= inside & _DRAWING
+        return sorted(kinds)
 
     def copies_of(self, operations: Sequence[tf.Operation]) -> dict[str, _CopiedDraw]:
         """Returns the operations that have counters, by name, as the current graph is to draw."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +238,8 @@ class PartitionedStep:
             found = first.tensors() | {tensor.ref(): whole for tensor, whole in given}
             waiting = [op for op in after if op.type != "Placeholder"]
             draws = partitioner.counters.copies_of(waiting) if partitioner.counters else {}
+            if partitioner.counters and (kinds := partitioner.counters.uncounted(waiting)):
+                self._tell_draws(kinds)
             copied = tf_internals_emission.copy_operations(graph, waiting, found, draws)
             return copied or [tf.constant(0)]
 
@@ -250,6 +253,28 @@ class PartitionedStep:
         for tensor, like in zip(made, graph.outputs, strict=False):
             tensor.set_shape(like.shape)
         return list(made)[: len(graph.outputs)]
+
+    def _tell_draws(self, kinds: Sequence[str]) -> None:
+        """Lets a line say, when such a batch comes, that draws differ from those of one process."""
+        told = functools.cache(lambda: self._say_draws(", ".join(kinds)))
+
+        def tell() -> Array:
+            told()
+            return np.zeros((), np.int32)
+
+        with tf.device("/cpu:0"):
+            tf.numpy_function(tell, [], tf.int32, stateful=True)
+
+    def _say_draws(self, kinds: str) -> None:
+        if self._session.world.rank == 0:
+            print(
+                "syrtos: a batch has fewer rows than there are workers, or tensors of unequal rows,"
+                f" and this step draws random numbers by {kinds} of TensorFlow's, each with a counter"
+                " of its own: from here on they are not those of one process. Leave such batches out"
+                " (`drop_remainder=True`), or draw by `keras.random` or `tf.random.Generator`.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def trace(self, rows: BatchRows) -> TracedStep:
         """Returns the step's program of the whole batch."""

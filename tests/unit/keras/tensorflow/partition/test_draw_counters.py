@@ -77,3 +77,25 @@ def test_an_operation_without_seeds_keeps_its_own_counter() -> None:
     graph = made.graph
     (op,) = (op for op in graph.get_operations() if op.type == "RandomUniform")
     assert draw_counters.DrawCounters(graph).of(op) is None
+
+
+@pytest.mark.parametrize(
+    ("draw", "kinds"),
+    [
+        (lambda rows: tf.random.normal([rows], seed=1), []),
+        (lambda rows: tf.random.gamma([rows], 1.0, seed=1), ["RandomGamma"]),
+        (lambda rows: tf.random.shuffle(tf.range(rows), seed=1), ["RandomShuffle"]),
+        (lambda rows: tf.function(tf.random.normal)([rows], seed=1), ["RandomStandardNormal"]),
+        (
+            lambda rows: tf.cond(
+                rows > 1, lambda: tf.random.uniform([rows], seed=1), lambda: tf.zeros([rows])
+            ),
+            ["RandomUniform"],
+        ),
+        (lambda rows: tf.cond(rows > 1, lambda: rows, lambda: -rows), []),
+    ],
+)
+def test_draws_that_keep_their_own_counter_are_named(draw: Any, kinds: list[str]) -> None:
+    graph = tf.function(draw).get_concrete_function(tf.TensorSpec([], tf.int32)).graph
+    found = draw_counters.DrawCounters(graph).uncounted(graph.get_operations())
+    assert found == kinds
