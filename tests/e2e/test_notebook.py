@@ -167,7 +167,7 @@ def test_wrong_calls_say_what_to_do(kernel: kernels.Kernel, tmp_path: Path) -> N
         "notebook_launcher(failing, num_processes=2)": "`num_processes` is called `workers` here",
         "notebook_launcher(failing, hosts='a,b')": "syrtos run --hosts",
         "notebook_launcher(failing, ps=1)": "syrtos run --ps",
-        "notebook_launcher(failing, batches='global')": "There is no option `batches`. Options are: batch, ",
+        "notebook_launcher(failing, batches='global')": "There is no option `batches`. Did you mean `batch`? Options are: batch, ",
         "notebook_launcher(failing, batch='all')": "batch",
         "notebook_launcher(failing, workers=500)": "or `oversubscribe=True` if that is what you want",
     }.items():
