@@ -21,9 +21,9 @@ READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
 JOBS ?= 3
 # Where tests of the slower tiers stand: looking for them in all folders takes each process ten seconds.
 # Those that wait for services come first, so that they do not wait alone at the end.
+SLOW = tests/conformance tests/contract tests/packages tests/parity tests/e2e tests/faults
 # Units that take frameworks, workers, services or seconds.
 SLOW_UNITS = keras jobs testing sagemaker engines/kubernetes launch/remote launch/processes launch/worker comm/test_mpi.py cli/test_doctor.py cli/test_serve.py cli/test_submit.py report/test_read.py report/test_noise_scale.py test_docs.py
-SLOW = tests/conformance tests/contract tests/packages tests/parity tests/e2e tests/faults
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 

@@ -130,9 +130,10 @@ def figures_of_structure(files: Sequence[File], prescribed: Sequence[str]) -> di
         node.name for file in files for node in file.tree.body if isinstance(node, ast.ClassDef)
     )
     lines = {file.module: len(file.text.splitlines()) for file in files}
+    importers_by_module = importers_of(files)
     small = [
         module
-        for module, importers in importers_of(files).items()
+        for module, importers in importers_by_module.items()
         if len(importers) == 1 and lines[module] < _SMALL
     ]
     return {
@@ -150,7 +151,9 @@ def figures_of_structure(files: Sequence[File], prescribed: Sequence[str]) -> di
             {mark for file in files for mark in re.findall(r"_syrtos_[a-z_]+", file.text)}
         ),
         f"files of fewer than {_SMALL} lines with one importer": len(small),
-        "modules that one file imports": max(imported_by(files).values(), default=0),
+        "modules that one file imports": max(
+            imports_by_module(importers_by_module).values(), default=0
+        ),
     }
 
 
@@ -164,11 +167,9 @@ def tokens_of_rooms(files: Sequence[File]) -> dict[str, int]:
     return dict(found)
 
 
-def imported_by(files: Sequence[File]) -> dict[str, int]:
-    """Returns the number of modules of the package that each module imports."""
-    return collections.Counter(
-        importer for importers in importers_of(files).values() for importer in importers
-    )
+def imports_by_module(importers: Mapping[str, set[str]]) -> dict[str, int]:
+    """Returns the number of modules that each module imports, from what `importers_of` gives."""
+    return collections.Counter(module for modules in importers.values() for module in modules)
 
 
 def importers_of(files: Sequence[File]) -> dict[str, set[str]]:

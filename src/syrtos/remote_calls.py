@@ -6,10 +6,10 @@ import contextlib
 import functools
 import inspect
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from syrtos import ray, settings
@@ -111,8 +111,10 @@ def remote(
             more: dict[str, Any] = options
             return ray.run(function, given, workers=count, values=values, **more)
         if on == "slurm":
-            with _nodes_of_slurm(count, nodes, values or {}) as (found, command):
-                return _call_on_hosts(function, given, found, {**options, "ssh": command})
+            asked = {"run_dir": new_run_dir(), **options}
+            folder = Path(str(asked["run_dir"])).absolute()
+            with _nodes_of_slurm(count, nodes, values or {}, folder) as (found, command):
+                return _call_on_hosts(function, given, found, {**asked, "ssh": command})
         if hosts:
             return _call_on_hosts(function, given, hosts, options)
         return launcher.notebook_launcher(function, given, workers=count, **options)
@@ -174,17 +176,16 @@ class _Waiting:
 
 @contextlib.contextmanager
 def _nodes_of_slurm(
-    workers: int, nodes: int, values: Mapping[str, object]
+    workers: int, nodes: int, values: Mapping[str, object], folder: Path
 ) -> Iterator[tuple[str, str]]:
     """Context manager: yields nodes as `--hosts` takes them, and the command to reach them."""
     texts = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()
     }
-    gpus = next((int(found) for found in re.findall(r"\d+$", texts.pop("gpus-per-node", ""))), 0)
-    folder = new_run_dir().absolute()
-    folder.mkdir(parents=True)
-    wanted = NodeRequest("syrtos", nodes, workers // nodes, gpus, texts, sys.executable, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # GPUs are among the values, as Slurm has them
+    wanted = NodeRequest("syrtos", nodes, workers // nodes, 0, texts, sys.executable, folder)
     with engine_of("slurm").reserve(wanted, _Waiting()) as held:
         names = (f"{node.name}:{workers // nodes}" for node in held.nodes())
         yield ",".join(names), held.command

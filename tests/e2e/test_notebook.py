@@ -292,18 +292,28 @@ def test_workers_unpickle_nothing_but_what_a_notebook_sends(tmp_path: Path) -> N
         assert "was in the memory of a notebook, and is gone" in done.stderr
 
 
-def test_a_script_needs_no_guard(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(DEFINED + "print('once', notebook_launcher(closed(2), (np.ones(2),)).x)\n")
+def run_script(
+    folder: Path, text: str, within: float = 120, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script of this text in a folder; it must end well."""
+    script = folder / "script.py"
+    script.write_text(text)
     done = subprocess.run(
         [sys.executable, script],
-        cwd=tmp_path,
+        cwd=folder,
+        env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=120,
-        check=True,
+        timeout=within,
+        check=False,
     )
-    assert done.stdout == "rank 0 of 2\nonce (8.5, 0, 2)\n"
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    text = DEFINED + "print('once', notebook_launcher(closed(2), (np.ones(2),)).x)\n"
+    assert run_script(tmp_path, text).stdout == "rank 0 of 2\nonce (8.5, 0, 2)\n"
 
 
 @pytest.mark.long
@@ -348,29 +358,23 @@ if __name__ == "__main__":
 
 def called_remotely(folder: Path, where: str, env: dict[str, str] | None = None) -> str:
     """What a script prints that calls such a function."""
-    script = folder / "script.py"
     count = 5_000_000  # 40 MB there and back, which is more than one message
-    script.write_text(REMOTE.format(where=where, count=count))
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=folder,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_script(folder, REMOTE.format(where=where, count=count), within=300, env=env)
     assert done.stdout.endswith(f"Point {2 * 2 * count + 0.5} {count}\n"), done.stdout
     assert "syrtos-notebook" not in done.stderr
     return done.stdout + done.stderr
 
 
-def test_a_function_is_called_on_other_hosts(tmp_path: Path) -> None:
-    """Both hosts are this machine, reached by a command in the place of ssh."""
-    ssh = tmp_path / "in-place-of-ssh"
-    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
-    ssh.chmod(0o755)
+@pytest.fixture
+def ssh(tmp_path: Path) -> Path:
+    """A command in the place of ssh, by which all hosts are this machine."""
+    command = tmp_path / "in-place-of-ssh"
+    command.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    command.chmod(0o755)
+    return command
+
+
+def test_a_function_is_called_on_other_hosts(tmp_path: Path, ssh: Path) -> None:
     said = called_remotely(tmp_path, f'hosts="alpha:1,beta:1", ssh="{ssh}"')
     assert "2 workers on alpha, beta" in said
     assert "standard input" not in said
@@ -402,12 +406,9 @@ def test_arguments_that_have_no_position_are_refused() -> None:
         named(epochs=1)
 
 
-def test_a_worker_that_dies_on_another_host_is_started_again(tmp_path: Path) -> None:
-    ssh = tmp_path / "in-place-of-ssh"
-    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
-    ssh.chmod(0o755)
-    script = tmp_path / "script.py"
-    script.write_text(
+def test_a_worker_that_dies_on_another_host_is_started_again(tmp_path: Path, ssh: Path) -> None:
+    done = run_script(
+        tmp_path,
         "import os, pathlib, signal, time, syrtos\n"
         f"@syrtos.remote(hosts='alpha:1,beta:1', ssh='{ssh}', run_dir='run', max_restarts=1)\n"
         "def train(a, b=1, c=2):\n"
@@ -417,15 +418,7 @@ def test_a_worker_that_dies_on_another_host_is_started_again(tmp_path: Path) -> 
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    syrtos.barrier()\n"
         "    return a, b, c\n"
-        "print(train(1, c=5))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        "print(train(1, c=5))\n",
     )
     assert done.stdout == "(1, 1, 5)\n", done.stderr
     assert "SIGKILL" in done.stderr

@@ -221,7 +221,7 @@ def note_seed_of_graph(seed: int) -> None:
 def is_seed_of_run(seed: int | None) -> bool:
     """Returns whether a global seed is the one that syrtos sets for a script that sets none."""
     # Outside of a run syrtos sets none.
-    if not settings.common_seed():
+    if settings.SEED_VARIABLE not in settings.launched_with():
         return False
     # Where the script says what is exchanged, that of each worker is the common one plus its rank.
     session = world.current()

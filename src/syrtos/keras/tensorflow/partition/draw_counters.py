@@ -156,7 +156,7 @@ class DrawCounters:
     def uncounted(self, operations: Sequence[tf.Operation]) -> list[str]:
         """Returns the kinds of draws that keep their own counter, functions inside included."""
         kinds = {op.type for op in operations if op.type in _DRAWING and self.of(op) is None}
-        if any(kind.type == "func" for op in operations for kind in op.op_def.attr):
+        if any("func" in kind.type for op in operations for kind in op.op_def.attr):
             library = operations[0].graph.as_graph_def().library
             inside = {node.op for function in library.function for node in function.node_def}
             kinds |= inside & _DRAWING

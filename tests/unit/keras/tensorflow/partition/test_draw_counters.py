@@ -92,6 +92,12 @@ def test_an_operation_without_seeds_keeps_its_own_counter() -> None:
             ),
             ["RandomUniform"],
         ),
+        (
+            lambda rows: tf.switch_case(
+                rows, [lambda: tf.random.uniform([2], seed=1), lambda: tf.zeros([2])]
+            ),
+            ["RandomUniform"],
+        ),
         (lambda rows: tf.cond(rows > 1, lambda: rows, lambda: -rows), []),
     ],
 )
