@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shutil
 import tarfile
 import time
 import urllib.error
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import chromium
 import pytest
 
 from syrtos.jobs.client.estimator import Estimator
@@ -26,11 +26,8 @@ from syrtos.observe.ledger import epochs_path
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+pytestmark = [pytest.mark.slow, chromium.NEEDED]
 expect = sync_api.expect
 expect.set_options(timeout=30_000)  # other tests may keep the processors busy
 
@@ -66,14 +63,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             found.service.stop_training_job({"TrainingJobName": record.name})
             wait_for(found, record.name, "Stopped")
     found.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield found
-        found.close()
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import chromium
 import pytest
 
 from syrtos.jobs.client import local
@@ -23,11 +23,8 @@ from syrtos.jobs.tuning.operations import Operations
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+pytestmark = [pytest.mark.slow, chromium.NEEDED]
 expect = sync_api.expect
 expect.set_options(timeout=30_000)
 
@@ -56,14 +53,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for record in found.service.tunings.active():
         local.stop_search(found.service, record.name)
     found.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield found
-        found.close()
 
 
 @pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.long)])
