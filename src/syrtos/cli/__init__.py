@@ -24,7 +24,7 @@ from syrtos.launch.terminal import streams
 # The commands in groups, and the file of each: only that of the one that is asked for is imported,
 # which takes half of the time.
 _GROUPS = {
-    "train": {"init": "init", "run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "stop": "jobs"},
+    "train": {"init": "init", "run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "attach": "attach", "stop": "jobs"},
     "look before and after": {
         "check": "check", "doctor": "doctor", "verify": "verify", "report": "report", "tune": "tune", "forecast": "forecast", "track": "track",
         "data": "data", "env": "env", "completion": "completion",

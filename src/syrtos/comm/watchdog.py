@@ -45,6 +45,7 @@ class Watchdog:
         self.on_wait: Callable[[float], None] | None = None
         self.on_long_wait: Callable[[str, float, str], None] | None = None
         self._name = "main"
+        self._others: list[Watchdog] = []
 
     def wait(self, done: Callable[[], bool], call: str, rank: int) -> None:
         """Waits until ``done()`` is true.
@@ -70,7 +71,13 @@ class Watchdog:
         """
         found = Watchdog(self.timeout, self.tell)
         found._name, found.on_long_wait = name, self._tell_long
+        self._others.append(found)
         return found
+
+    def wait_without_limit(self) -> None:
+        """Lets this watchdog, and those that `another` has returned, wait for ever from now on."""
+        for watchdog in (self, *self._others):
+            watchdog.timeout = math.inf
 
     def _tell_long(self, call: str, seconds: float, name: str) -> None:
         if self.on_long_wait:

@@ -29,6 +29,7 @@ def start(tell: Callable[[str], None]) -> None:
     def beat() -> None:
         # signals are for the script, which may wait for them
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        hide_from_debuggers()
         pause = threading.Event()
         while not pause.wait(EVERY):
             # the script may have closed a descriptor that it did not open
@@ -36,6 +37,12 @@ def start(tell: Callable[[str], None]) -> None:
                 tell(position(sys._current_frames().get(main or 0)))
 
     threading.Thread(target=beat, daemon=True, name="syrtos-heartbeat").start()
+
+
+def hide_from_debuggers() -> None:
+    """Lets this thread run on while a breakpoint holds the process, as a debugger's own threads do."""
+    # the attributes by which pydevd, of which debugpy is made, knows its own
+    vars(threading.current_thread()).update(pydev_do_not_trace=True, is_pydev_daemon_thread=True)
 
 
 def position(frame: FrameType | None) -> str:

@@ -30,6 +30,7 @@ from syrtos.launch.remote import tasks
 from syrtos.launch.spec import new_run_dir
 from syrtos.launch.terminal import streams
 from syrtos.launch.worker import (
+    debugging,
     heartbeat,
     interpreters,
     log_files,
@@ -196,6 +197,7 @@ class _WorkerProcess:
             self._tell("serves")
             return "server"
         self._log_to(logs / f"rank-{self.rank}.log", is_shown=self.rank == 0)
+        debugging.watch(Path(run_dir), self.rank, session.watchdog.wait_without_limit)
         if not self._supervised and session.world.size > 1 and self.rank == 0:
             print(
                 f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True

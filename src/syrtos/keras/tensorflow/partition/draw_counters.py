@@ -31,7 +31,7 @@ STATELESS = {
     "RandomUniformInt": "StatelessRandomUniformIntV2",
 }
 # Operations that draw by a counter in their kernel.
-_DRAWING = frozenset(STATELESS) | {
+DRAWING = frozenset(STATELESS) | {
     *("Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson"),
     *("RandomPoissonV2", "RandomShuffle"),
 }
@@ -133,6 +133,7 @@ class DrawCounters:
         self.made: set[tf.Operation] = set()
         self._graph = graph
         self._found: dict[str, DrawCounter] = {}
+        self._functions: dict[tuple[tf.Operation, ...], Any] = {}
 
     def of(self, op: tf.Operation) -> DrawCounter | None:
         """Returns the counter of a random operation; None where it keeps its own.
@@ -155,12 +156,43 @@ class DrawCounters:
 
     def uncounted(self, operations: Sequence[tf.Operation]) -> list[str]:
         """Returns the kinds of draws that keep their own counter, functions inside included."""
-        kinds = {op.type for op in operations if op.type in _DRAWING and self.of(op) is None}
+        kinds = {op.type for op in operations if op.type in DRAWING and self.of(op) is None}
         if any("func" in kind.type for op in operations for kind in op.op_def.attr):
             library = operations[0].graph.as_graph_def().library
             inside = {node.op for function in library.function for node in function.node_def}
-            kinds |= inside & _DRAWING
+            kinds |= inside & DRAWING
         return sorted(kinds)
+
+    def call_function(
+        self, op: tf.Operation, callers: Sequence[tf.Operation], tensors: Sequence[tf.Tensor]
+    ) -> tf.Operation:
+        """Adds a call of the function that draws for an operation without a counter of ours.
+
+        All branches call the same function, whose one kernel counts on.
+
+        Args:
+            op: the operation.
+            callers: the calls, branches and loops that it stands in.
+            tensors: its inputs.
+
+        Returns:
+            The call, whose outputs are the operation's.
+        """
+        key = (*callers, op)
+        if key not in self._functions:
+            function = tf.function(
+                lambda *given: tf_internals_emission.emit(op, given).outputs,
+                autograph=False,
+                experimental_attributes={"_noinline": True},
+            )
+            specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in op.inputs]
+            with tf.init_scope():
+                self._functions[key] = function.get_concrete_function(*specs)
+        # Of a function that is called with a constant Grappler would make another one.
+        given = [tf.raw_ops.PlaceholderWithDefault(input=t, shape=t.shape) for t in tensors]
+        called = self._functions[key](*given)[0].op
+        self.made.add(called)
+        return called
 
     def copies_of(self, operations: Sequence[tf.Operation]) -> dict[str, _CopiedDraw]:
         """Returns the operations that have counters, by name, as the current graph is to draw."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition import tensor_lists
-from syrtos.keras.tensorflow.partition.draw_counters import DrawCounters
+from syrtos.keras.tensorflow.partition.draw_counters import DRAWING, DrawCounters
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
@@ -36,6 +36,9 @@ class Emitter:
         exchanges: the other workers.
         report: what is noted of the program.
         counters: those of the program's random operations; None where each keeps its own.
+        shares_draws: whether operations that keep a counter of their own draw by functions that
+            another branch of the program calls too.
+        callers: the calls, branches and loops of the traced program that are being emitted.
         is_compiled: whether XLA compiles the program.
         variances: those that were exchanged with their means, by the operations that take them.
     """
@@ -46,6 +49,8 @@ class Emitter:
         self.report = report
         self.variances: dict[tf.Operation, Value] = {}
         self.counters: DrawCounters | None = None
+        self.shares_draws = False
+        self.callers: tuple[tf.Operation, ...] = ()
         self.is_compiled = False
         # The operation that was added last.
         self.made: tf.Operation | None = None
@@ -59,7 +64,10 @@ class Emitter:
 
     def emit(self, operation: tf.Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds a copy of an operation to the current graph."""
-        self.made = tf_internals_emission.emit(operation, tensors)
+        if self.counters and self.shares_draws and operation.type in DRAWING:
+            self.made = self.counters.call_function(operation, self.callers, tensors)
+        else:
+            self.made = tf_internals_emission.emit(operation, tensors)
         return list(self.made.outputs)
 
     def emit_as(

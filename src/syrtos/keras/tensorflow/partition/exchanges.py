@@ -46,6 +46,18 @@ class Exchanges(abc.ABC):
         """Concatenates the workers' tensors along their first dimension, in one exchange."""
 
 
+class NoExchanges(Exchanges):
+    """The exchanges of a program in which each worker has the whole batch: it makes none."""
+
+    rank, size = 0, 1
+
+    def reduce(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        return [value.tensor for value in values]
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return list(tensors)
+
+
 class WorkerExchanges(Exchanges):
     """The exchanges of a world of workers, each one operation of the graph.
 

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition import control_flow
+from syrtos.keras.tensorflow.partition.draw_counters import DRAWING
 from syrtos.keras.tensorflow.partition.emitter import Emitter
-from syrtos.keras.tensorflow.partition.exchanges import Exchanges
+from syrtos.keras.tensorflow.partition.exchanges import Exchanges, NoExchanges
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.rules import TABLE
 from syrtos.keras.tensorflow.partition.rules.elementwise import KEEPING_SUMS, SUMS, is_linear
@@ -46,6 +47,8 @@ _PASSING = KEEPING_SUMS | {
     *("ConcatV2", "ExpandDims", "Pack", "Reshape", "Squeeze", "Sum", "Transpose"),
     *("Shape", "ShapeN", "Size", "Rank"),
 }
+# They have functions, whose operations are emitted one by one.
+_OF_FUNCTIONS = frozenset({*CALLS, *control_flow.RULES})
 # They write to no input that is lent. An operation after one that returns a part of its input, or
 # the input itself (`Slice`, `Split`, `Reshape`, `Identity`), would.
 _READING = frozenset(
@@ -108,6 +111,14 @@ class Partitioner(Emitter):
         made = kind(self.share, self.exchanges, report or self.report, self._gradients)
         made.defers_sums, made._variables = self.defers_sums, self._variables
         made.counters, made.is_compiled = self.counters, self.is_compiled
+        made.shares_draws, made.callers = self.shares_draws, self.callers
+        return made
+
+    def of_whole_batch(self) -> Partitioner:
+        """Returns a partitioner for another branch of the program, in which each worker has all rows."""
+        share = Share(0, self.share.total, self.share.total)
+        made = Partitioner(share, NoExchanges(), Report())
+        made.counters, made.shares_draws = self.counters, self.shares_draws
         return made
 
     def run_graph(self, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:
@@ -160,7 +171,7 @@ class Partitioner(Emitter):
 
     def _emit(self, op: tf.Operation, values: list[Value]) -> list[Value]:
         is_plain = all(value.is_replicated for value in values)
-        if is_plain and op.type not in _ALWAYS:
+        if is_plain and op.type not in _ALWAYS and not self._shares_draws_in(op):
             return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
         if op.type in CALLS and is_compiled_call(op):
             # What XLA compiles holds no exchange; where rows come in, it is computed operation by
@@ -168,13 +179,28 @@ class Partitioner(Emitter):
             values = self.reduce_partial(values)
             if all(value.is_replicated for value in values):
                 return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
-        if op.type in CALLS:
-            graph = tf_internals_emission.graph_of_function(op, "f")
-            if graph is not None:
-                return self.run_graph(graph, values)
-        of_graphs = control_flow.RULES.get(op.type)
-        results = of_graphs(self, op, values) if of_graphs else self._by_rule(op, values)
+        results = self._emit_functions(op, values) if op.type in _OF_FUNCTIONS else None
+        if results is None:
+            results = self._by_rule(op, values)
         return results if results is not None else self._compute_whole(op, values)
+
+    def _emit_functions(self, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+        """Emits the operations of the functions that a call, a branch or a loop has."""
+        around, self.callers = self.callers, (*self.callers, op)
+        try:
+            if rule := control_flow.RULES.get(op.type):
+                return rule(self, op, values)
+            graph = tf_internals_emission.graph_of_function(op, "f")
+            return None if graph is None else self.run_graph(graph, values)
+        finally:
+            self.callers = around
+
+    def _shares_draws_in(self, op: tf.Operation) -> bool:
+        return (
+            self.shares_draws
+            and op.type in _OF_FUNCTIONS
+            and any(inner.type in DRAWING for inner in tf_internals_emission.operations_called(op))
+        )
 
     def _by_rule(self, op: tf.Operation, values: list[Value]) -> list[Value] | None:
         rule = TABLE.rule_of(op.type)

@@ -226,6 +226,9 @@ class PartitionedStep:
             before, after = tf_internals_emission.independent_of(graph, of_batch, needed)
         first = GraphRun(partitioner, graph, [*[Value(t) for t in rows.tensors], *captured])
         first.emit(before)
+        kinds = partitioner.counters.uncounted(after) if partitioner.counters else []
+        # What XLA compiles can't call a kernel in a function.
+        partitioner.shares_draws = bool(kinds) and self._compiled is None
 
         def split() -> list[tf.Tensor]:
             child = partitioner.child()
@@ -234,11 +237,16 @@ class PartitionedStep:
             return child.wholes(run.outputs()) or [tf.constant(0)]
 
         def whole() -> list[tf.Tensor]:
-            given = zip(of_batch, rows.whole_tensors(), strict=True)
+            given = list(zip(of_batch, rows.whole_tensors(), strict=True))
+            if partitioner.shares_draws:
+                child = partitioner.of_whole_batch()
+                run = first.within(child, [(tensor, Value(whole)) for tensor, whole in given])
+                run.emit(after)
+                return child.wholes(run.outputs()) or [tf.constant(0)]
             found = first.tensors() | {tensor.ref(): whole for tensor, whole in given}
             waiting = [op for op in after if op.type != "Placeholder"]
             draws = partitioner.counters.copies_of(waiting) if partitioner.counters else {}
-            if partitioner.counters and (kinds := partitioner.counters.uncounted(waiting)):
+            if kinds:
                 self._tell_draws(kinds)
             copied = tf_internals_emission.copy_operations(graph, waiting, found, draws)
             return copied or [tf.constant(0)]
@@ -269,9 +277,10 @@ class PartitionedStep:
         if self._session.world.rank == 0:
             print(
                 "syrtos: a batch has fewer rows than there are workers, or tensors of unequal rows,"
-                f" and this step draws random numbers by {kinds} of TensorFlow's, each with a counter"
-                " of its own: from here on they are not those of one process. Leave such batches out"
-                " (`drop_remainder=True`), or draw by `keras.random` or `tf.random.Generator`.",
+                f" and this compiled step draws random numbers by {kinds} of TensorFlow's, each with a"
+                " counter of its own: from here on they are not those of one process. Leave such batches out"
+                " (`drop_remainder=True`), draw by `keras.random` or `tf.random.Generator`, or compile"
+                " without `jit_compile=True`.",
                 file=sys.stderr,
                 flush=True,
             )

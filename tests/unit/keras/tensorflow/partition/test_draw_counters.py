@@ -10,6 +10,11 @@ import tensorflow as tf
 
 from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition import draw_counters
+from syrtos.keras.tensorflow.partition.exchanges import NoExchanges
+from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
+from syrtos.keras.tensorflow.partition.report import Report
+from syrtos.keras.tensorflow.partition.share import Share
+from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 
 pytestmark = pytest.mark.needs("tensorflow")
 
@@ -105,3 +110,59 @@ def test_draws_that_keep_their_own_counter_are_named(draw: Any, kinds: list[str]
     graph = tf.function(draw).get_concrete_function(tf.TensorSpec([], tf.int32)).graph
     found = draw_counters.DrawCounters(graph).uncounted(graph.get_operations())
     assert found == kinds
+
+
+def draw_everywhere(x: tf.Tensor) -> list[tf.Tensor]:
+    """Draws by kernels with a counter of their own: by operations, in calls, a branch and loops."""
+    rows = tf.shape(x)[0]
+    normal = tf.function(lambda: tf.random.normal([rows, 2], seed=1))
+    called = tf.function(lambda: normal() + tf.random.uniform([rows, 2], seed=2))
+    branch = tf.cond(
+        x[0, 0] > 0, lambda: tf.random.normal([rows], seed=3), lambda: tf.random.uniform([rows], seed=4)
+    )  # fmt: skip
+    _, loop = tf.while_loop(
+        lambda i, _: i < 3,
+        lambda i, sums: (i + 1, sums + called()),
+        [0, tf.zeros_like(x)],
+    )
+    return [
+        tf.random.gamma([rows], 1.0, seed=5),
+        tf.random.poisson([3], 2.0, seed=6),
+        tf.random.shuffle(x, seed=7),
+        tf.random.categorical(x, 2, seed=8),
+        called() + called(),
+        branch,
+        loop,
+    ]
+
+
+def test_two_branches_of_a_program_draw_by_one_kernel() -> None:
+    spec = tf.TensorSpec([None, 2], tf.float32)
+    plain = tf.function(draw_everywhere, autograph=False, input_signature=[spec])
+    traced: Any = tf.function(draw_everywhere, autograph=False).get_concrete_function(spec)
+    graph = traced.graph
+
+    @tf.function(input_signature=[spec], autograph=False)
+    def two_branches(x: tf.Tensor) -> list[tf.Tensor]:
+        total = tf.shape(x)[0]
+        partitioner = Partitioner(Share(0, total, total), NoExchanges(), Report())
+        partitioner.counters, partitioner.shares_draws = counters, True
+
+        def emit(partitioner: Partitioner, given: Value) -> list[tf.Tensor]:
+            run = GraphRun(partitioner, graph, [given])
+            run.emit_all()
+            return partitioner.wholes(run.outputs())
+
+        return tf.cond(
+            total > 1,
+            lambda: emit(partitioner, Value(x, RowPlacement(0))),
+            lambda: emit(partitioner.of_whole_batch(), Value(x)),
+        )
+
+    counters = draw_counters.DrawCounters(graph)
+    assert counters.uncounted(graph.get_operations())
+    rng = np.random.default_rng(0)
+    for rows in (*ROWS, 1, 3):
+        x = rng.normal(size=(rows, 2)).astype(np.float32)
+        for found, expected in zip(two_branches(x), plain(x), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)  # sums are fused otherwise

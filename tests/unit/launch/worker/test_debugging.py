@@ -1,0 +1,38 @@
+"""Questions for a debugger, and what a worker answers that has none."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from syrtos.launch.worker import debugging
+
+
+def test_a_worker_without_a_debugger_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "debugpy", None)
+    monkeypatch.setattr(debugging, "LOOK", 0.01)
+    unlimited = threading.Event()
+    debugging.watch(tmp_path, 1, unlimited.set)
+    answer = debugging.ask(tmp_path, 1, 10)
+    assert "pip install debugpy" in str(answer["error"])
+    assert unlimited.is_set()
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    assert debugging.ask(tmp_path, 0, 0.01) == {}
+
+
+def test_workers_that_are_not_asked_wait_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debugging, "LOOK", 0.01)
+    unlimited = threading.Event()
+    debugging.watch(tmp_path, 0, unlimited.set)
+    assert not unlimited.wait(0.1)
+    debugging.ask(tmp_path, 1, 0)
+    assert unlimited.wait(10)
