@@ -112,9 +112,9 @@ def test_draws_that_keep_their_own_counter_are_named(draw: Any, kinds: list[str]
     assert found == kinds
 
 
-def draw_everywhere(x: tf.Tensor) -> list[tf.Tensor]:
+def draw_everywhere(x: Any) -> list[Any]:
     """Draws by kernels with a counter of their own: by operations, in calls, a branch and loops."""
-    rows = tf.shape(x)[0]
+    rows: Any = tf.shape(x)[0]
     normal = tf.function(lambda: tf.random.normal([rows, 2], seed=1))
     called = tf.function(lambda: normal() + tf.random.uniform([rows, 2], seed=2))
     branch = tf.cond(
@@ -143,7 +143,7 @@ def test_two_branches_of_a_program_draw_by_one_kernel() -> None:
     graph = traced.graph
 
     @tf.function(input_signature=[spec], autograph=False)
-    def two_branches(x: tf.Tensor) -> list[tf.Tensor]:
+    def two_branches(x: Any) -> list[tf.Tensor]:
         total = tf.shape(x)[0]
         partitioner = Partitioner(Share(0, total, total), NoExchanges(), Report())
         partitioner.counters, partitioner.shares_draws = counters, True
@@ -163,6 +163,6 @@ def test_two_branches_of_a_program_draw_by_one_kernel() -> None:
     assert counters.uncounted(graph.get_operations())
     rng = np.random.default_rng(0)
     for rows in (*ROWS, 1, 3):
-        x = rng.normal(size=(rows, 2)).astype(np.float32)
+        x = tf.constant(rng.normal(size=(rows, 2)), tf.float32)
         for found, expected in zip(two_branches(x), plain(x), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-6)  # sums are fused otherwise
