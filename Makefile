@@ -27,7 +27,7 @@ SLOW_UNITS = keras jobs testing sagemaker engines/kubernetes launch/remote launc
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
-.PHONY: demo docs environment quick test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream packages compare bench bench-wire bench-memory bench-simulate examples dist clean
+.PHONY: demo docs environment quick test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream packages compare bench bench-wire bench-memory bench-simulate examples dist hashes clean
 
 # One worker first: the summary of two then says how fast they are against one.
 demo: export KERAS_BACKEND = $(BACKEND)
@@ -88,6 +88,11 @@ docs: .venv/docs-ready
 # The wheel and the sdist, in dist/. A file that the wheel lacks, or a tag of the commit that is not its version, is an error.
 dist: .venv/dist-ready
 	$(BIN)/python .ci/dist.py
+
+# The versions of constraints.txt with the hashes of their files, for TensorFlow and JAX on all platforms. torch has other files for each accelerator.
+HASHED = tensorflow legacy jax remote parquet jobs kubernetes notebook
+hashes: .venv/dist-ready
+	$(BIN)/uv pip compile -q pyproject.toml $(HASHED:%=--extra %) -c constraints.txt --universal --generate-hashes --no-emit-index-url --no-header --no-annotate -o constraints-hashed.txt
 
 parity: $(READY)
 	$(BIN)/python tests/parity/table.py --write docs/parity.md

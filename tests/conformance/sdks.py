@@ -121,7 +121,7 @@ def serving(
         variables: added to its environment.
     """
     home, user = folder / "syrtos", folder / "user"
-    user.mkdir()
+    user.mkdir(exist_ok=True)  # where a test is run again
     bare = {"PATH": os.environ["PATH"], "HOME": str(user)}
     own = {**bare, "SYRTOS_HOME": str(home), **(variables or {})}
     said = folder / "serve.log"
@@ -129,7 +129,7 @@ def serving(
         command = [sys.executable, "-m", "syrtos", "serve", "--port", "0", *words]
         process = subprocess.Popen(command, env=own, stderr=file)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while "serving training jobs at http://127.0.0.1:" not in said.read_text():
             assert process.poll() is None, said.read_text()
             assert time.monotonic() < deadline, said.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -63,3 +64,15 @@ def test_the_data_of_the_package_is_declared() -> None:
         if path.is_file() and path.suffix not in (".py", ".pyc", ".md")
     }
     assert data <= declared
+
+
+def test_versions_with_hashes_are_those_of_the_tests() -> None:
+    def versions(name: str) -> dict[str, str]:
+        found = re.findall(r"^([\w.-]+)==([^\s;\\]+)", (ROOT / name).read_text(), re.MULTILINE)
+        return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in found}
+
+    hashed, pinned = versions("constraints-hashed.txt"), versions("constraints.txt")
+    assert hashed["tensorflow"]
+    assert {package: pinned[package] for package in hashed if package in pinned} == {
+        package: version for package, version in hashed.items() if package in pinned
+    }, "`make hashes`"

@@ -98,3 +98,12 @@ def test_a_wait_that_is_given_up_is_not_over() -> None:
     with pytest.raises(StalledError):
         dog.wait(lambda: False, "barrier", 0)
     assert told == ["barrier"]
+
+
+def test_all_watchdogs_of_a_process_wait_without_limit() -> None:
+    dog = Watchdog(timeout=0.1)
+    other = dog.another("input")
+    dog.wait_without_limit()
+    for each in (dog, other):
+        end = after(0.3)
+        each.wait(lambda end=end: time.perf_counter() > end, "barrier", 0)

@@ -309,7 +309,8 @@ class _WorkerProcess:
     # -- reporting -----------------------------------------------------------------------------
 
     def _exit_code(self, end: SystemExit) -> int:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        # of a number the system takes the lowest eight bits
+        code = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         if code and (self._supervised or self._size() > 1):
