@@ -42,7 +42,9 @@ def numbers_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return json.loads(line.removeprefix("found "))
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long), "torch"]
+)
 def test_it_trains_on_two_workers_as_in_one_process(
     nightly: Path, tmp_path: Path, backend: str
 ) -> None:
