@@ -289,7 +289,7 @@ def test_workers_unpickle_nothing_but_what_a_notebook_sends(tmp_path: Path) -> N
                 command, cwd=tmp_path, stdin=given, capture_output=True, text=True, timeout=60
             )
         assert done.returncode == 1
-        assert "was in the memory of a notebook, and is gone" in done.stderr
+        assert "was in the memory of the program that called it, and is gone" in done.stderr
 
 
 def run_script(

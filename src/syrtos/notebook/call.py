@@ -33,8 +33,8 @@ def main() -> None:
     # nothing else is unpickled
     if not os.readlink(source).startswith(f"/memfd:{parcel.NAME} "):
         raise ConfigurationError(
-            "The function of this run was in the memory of a notebook, and is gone: call"
-            " `syrtos.notebook_launcher` there again."
+            "The function of this run was in the memory of the program that called it, and is gone:"
+            " call it there again."
         )
     file = open(source, "rb") if result_path else sys.stdin.buffer  # noqa: SIM115 - it is read to the end of the call
     head, function_and_args = parcel.unpack(file)

@@ -145,7 +145,8 @@ def _pickler(file: _Limited) -> Pickler:
         cloudpickle = importlib.import_module("cloudpickle")
     except ImportError as error:
         raise ConfigurationError(
-            "`notebook_launcher` needs a package that is not installed: `pip install cloudpickle`."
+            "A function travels to workers by a package that is not installed: `pip install"
+            " cloudpickle`."
         ) from error
 
     class Checked(cloudpickle.Pickler):
@@ -178,7 +179,7 @@ def _name_culprit(function: Callable[..., object], args: Sequence[object], error
         return _too_large(function, args, name)
     refused = refusals.of(reason)
     return (
-        f"`notebook_launcher` can't take {name} to the workers: it is {refused.what}. {refused.fix}"
+        f"The function can't take {name} to the workers: it is {refused.what}. {refused.fix}"
         " Nothing was started."
     )
 
@@ -208,8 +209,8 @@ def _too_large(function: object, args: Sequence[object], name: str) -> str:
         else name
     )
     return (
-        f"`notebook_launcher` takes at most {LARGEST / 1e9:.1f} GB to the workers, each of which"
-        f" gets a copy, and the function needs more: {what}. Save it (`numpy.save`) and open the"
+        f"A function takes at most {LARGEST / 1e9:.1f} GB to the workers, each of which gets a"
+        f" copy, and this one needs more: {what}. Save it (`numpy.save`) and open the"
         " file inside the function (`numpy.load(..., mmap_mode='r')`), or load the data there."
         " Nothing was started."
     )

@@ -19,13 +19,6 @@ _SEEN = "_syrtos_seen"
 _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 # Ops whose bodies may hold exchanges.
 _CONTROL_FLOW = ("If", "Case", "While", "StatefulPartitionedCall")
-# The functions that an operation calls, by its attributes (see `graph_of_call`), and the number of
-# its inputs that are no arguments of theirs.
-CALLS: dict[str, tuple[tuple[str, ...], int]] = {
-    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), (("f",), 0)),
-    **dict.fromkeys(("If", "StatelessIf"), (("then_branch", "else_branch"), 1)),
-    **dict.fromkeys(("While", "StatelessWhile"), (("cond", "body"), 0)),
-}
 
 
 def graph() -> tf.Graph | None:
@@ -169,12 +162,3 @@ def after_pending_control_flow() -> Iterator[None]:
     with tf.control_dependencies(pending):
         yield
     setattr(current, _SEEN, len(current.get_operations()))
-
-
-def graph_of_call(operation: tf.Operation, attribute: str) -> tf.Graph | None:
-    """Returns the graph of the function that an operation's attribute names; None if unknown."""
-    try:
-        called = operation.graph._get_function(operation.get_attr(attribute).name)
-    except (ValueError, AttributeError):
-        return None
-    return getattr(called, "graph", None)
