@@ -51,7 +51,12 @@ def main(chosen: argparse.Namespace) -> int:
             f"No rank {rank} has begun in {folder} yet: its ranks are"
             f" {', '.join(map(str, _ranks_in(folder))) or 'still starting'}."
         )
-    answer = debugging.ask(folder, rank, _PATIENCE)
+    try:
+        answer = debugging.ask(folder, rank, _PATIENCE)
+    except OSError as error:
+        raise ConfigurationError(f"{folder} can't be written to: {error.strerror}.") from error
+    if not answer and all_folders(run_dir)[-1] != folder:
+        raise ConfigurationError("The workers were started again meanwhile: attach once more.")
     if not answer:
         raise ConfigurationError(
             f"Rank {rank} has not answered in {_PATIENCE:.0f} s: it is in a long operation outside"

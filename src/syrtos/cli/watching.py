@@ -69,6 +69,7 @@ def forget(run_dir: Path) -> None:
     # A folder elsewhere may have other runs too.
     if kept == str(run_dir / "tensorboard"):
         shutil.rmtree(kept, ignore_errors=True)
+    shutil.rmtree(run_dir / "attach", ignore_errors=True)  # no worker of it listens any more
     for name in _MADE:
         (run_dir / name).unlink(missing_ok=True)
 

@@ -53,6 +53,21 @@ def missing_room(workers: int) -> str:
     )
 
 
+def missing_descriptors(workers: int, running: int) -> str:
+    """Returns a sentence where this process may not open the files for so many workers; else empty.
+
+    ``running``: the workers that it has now.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) * workers // max(running, 1)
+    if workers <= running or most == resource.RLIM_INFINITY or needed <= most:
+        return ""
+    return (
+        f"{workers} workers need about {needed} open files of their launcher, and it may have"
+        f" {most}: `ulimit -n {needed}` before `syrtos run`."
+    )
+
+
 def explain(text: str, status: int | None = None) -> str:
     """Returns a sentence about the limits that an error has met; empty where it has met none.
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from syrtos.checkpoint import durable
 from syrtos.errors import ConfigurationError
+from syrtos.launch import limits
 from syrtos.launch.plan import Machine, agent_command, make_plan
 from syrtos.launch.spec import Host, Spec, parse_lines, read_hostfile
 from syrtos.launch.terminal import output
@@ -330,6 +331,11 @@ class Membership:
         """
         if self._elastic is None:
             make_plan(dataclasses.replace(self._spec, workers=workers), self._machine, self._env)
+            running = (self._running or self._spec).workers
+            if not self._spec.hosts and (
+                why := limits.missing_room(workers) or limits.missing_descriptors(workers, running)
+            ):
+                raise ConfigurationError(why)
         elif workers < self._elastic.least:
             raise ConfigurationError(
                 f"The run was begun with `--min-workers {self._elastic.least}`. Received: {workers}"

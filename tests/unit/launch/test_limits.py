@@ -92,3 +92,12 @@ def test_control_groups_are_read() -> None:
     """Of this process's own: there may be none."""
     assert all(text == "max" or text.isdigit() for text in limits._pids_max())
     assert Path("/proc/self/cgroup").exists() or not list(limits._pids_max())
+
+
+def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (opened * 3, opened * 3))
+    assert limits.missing_descriptors(2, 2) == ""
+    assert limits.missing_descriptors(4, 2) == ""
+    assert "`ulimit -n" in limits.missing_descriptors(20, 2)
+    assert "`ulimit -n" in limits.missing_descriptors(10**24, 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 from syrtos.jobs.observation.logs import LogStream
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner.job_command import Folders
-from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.outcome import End, Outcome, error_line
 
 _LONGEST = 1 << 16  # bytes
 
@@ -31,8 +31,8 @@ def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStre
     slot = None if outcome.rank is None else outcome.rank % (len(job.hosts) * each)
     where = "" if slot is None else f" on algo-{slot // each + 1}"
     command = f'Command "{job.program.entry if job.program else " ".join(job.command)}"'
-    words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
-    text = words[-1] if words else str(outcome) if outcome.status == 0 else _last_words(stream)
+    told = error_line(outcome.failures[0]["text"]) if outcome.failures else ""
+    text = told or (str(outcome) if outcome.status == 0 else _last_words(stream))
     extra = (
         ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"'
         if outcome.code == 137

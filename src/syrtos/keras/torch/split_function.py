@@ -145,6 +145,9 @@ class TorchFunction:
         yield from filter(_draws_otherwise, layers)
         # Such a layer trains scales, whose gradients are values of the whole batch.
         yield from (layer for layer in layers if getattr(layer, "quantization_mode", None))
+        # Gradients of a share's mean exceed the range of float16 where those of the batch's don't.
+        if self._name == "train_step":
+            yield from (x for x in layers if getattr(x, "compute_dtype", "") == "float16")
 
 
 # Of so many steps it is noted what every worker computes whole.

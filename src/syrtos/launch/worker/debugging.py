@@ -24,7 +24,7 @@ LOOK = 1.0  # seconds between two looks for a question
 
 
 def watch(run_dir: Path, rank: int, unlimited: Callable[[], None]) -> None:
-    """Answers a question of `ask` in a thread.
+    """Answers each question of `ask` in a thread.
 
     Args:
         run_dir: the folder of this generation.
@@ -32,19 +32,29 @@ def watch(run_dir: Path, rank: int, unlimited: Callable[[], None]) -> None:
         unlimited: is called once any worker of this folder is asked for, as the others will wait
             for it as long as a breakpoint holds it.
     """
+    question, answer = _question(run_dir, rank), _answer(run_dir, rank)
+    # An earlier run in this folder was asked, on another host perhaps.
+    for path in (question, answer):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
     def look() -> None:
         # signals are for the script, which may wait for them
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         hide_from_debuggers()
-        pause, folder = threading.Event(), run_dir / "attach"
-        while not folder.exists():
+        pause = threading.Event()
+        while not any(question.parent.glob("rank-*")):
             pause.wait(LOOK)
         unlimited()
-        while not _question(run_dir, rank).exists():
+        found: dict[str, object] = {}
+        while True:
+            # a disk that is full, or gone, is no error of the script
+            with contextlib.suppress(OSError):
+                if question.exists():
+                    question.unlink()
+                    found = found if "port" in found else _listen()
+                    answer.write_text(json.dumps(found), "utf-8")
             pause.wait(LOOK)
-        with contextlib.suppress(OSError):
-            _answer(run_dir, rank).write_text(json.dumps(_listen()), "utf-8")
 
     threading.Thread(target=look, daemon=True, name="syrtos-attach").start()
 
@@ -60,12 +70,20 @@ def ask(run_dir: Path, rank: int, patience: float) -> dict[str, object]:
     Returns:
         ``host`` and ``port`` where it listens, its ``pid``, the ``machine`` and the ``position`` of
         its script; or ``error``, why it does not. Empty if it has not answered.
+
+    Raises:
+        OSError: nothing can be written in the folder.
     """
-    question = _question(run_dir, rank)
+    question, path = _question(run_dir, rank), _answer(run_dir, rank)
+    if "port" in (known := document(path)):
+        return known
     question.parent.mkdir(mode=0o700, exist_ok=True)
-    question.touch()
+    path.unlink(missing_ok=True)
     deadline = time.monotonic() + patience
-    while not (answer := document(_answer(run_dir, rank))) and time.monotonic() < deadline:
+    while not (answer := document(path)):
+        question.touch()  # again: a worker that only begins removes older questions
+        if time.monotonic() >= deadline:
+            break
         time.sleep(0.1)
     return answer
 

@@ -23,6 +23,28 @@ def test_a_worker_without_a_debugger_says_what_to_install(
     assert unlimited.is_set()
 
 
+def test_an_error_is_not_the_answer_to_the_next_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debugging, "LOOK", 0.01)
+    answers = iter([{"error": "debugpy is missing"}, {"port": 1}])
+    monkeypatch.setattr(debugging, "_listen", lambda: next(answers))
+    debugging.watch(tmp_path, 0, lambda: None)
+    assert debugging.ask(tmp_path, 0, 10) == {"error": "debugpy is missing"}
+    assert debugging.ask(tmp_path, 0, 10) == {"port": 1}
+    assert debugging.ask(tmp_path, 0, 10) == {"port": 1}
+
+
+def test_what_an_earlier_run_in_the_folder_was_asked_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debugging, "LOOK", 0.01)
+    assert debugging.ask(tmp_path, 0, 0) == {}
+    unlimited = threading.Event()
+    debugging.watch(tmp_path, 0, unlimited.set)
+    assert not unlimited.wait(0.2)
+
+
 def test_nobody_answers(tmp_path: Path) -> None:
     assert debugging.ask(tmp_path, 0, 0.01) == {}
 

@@ -36,12 +36,15 @@ class PlacedTensor(torch.Tensor):
         share: this worker's rows of the batch.
         view_of: where ``placement`` is `WHOLE`, and the tensor is a view of another placed tensor:
             writes this tensor back into that one.
+        rounded_as: the dtype in which one process has made a sum that was widened since: it rounds the
+            sum so, or it exceeds the range. None for others.
     """
 
     local: torch.Tensor
     placement: Placement
     share: BatchShare
     view_of: Callable[[torch.Tensor], None] | None
+    rounded_as: torch.dtype | None
     _gathered: torch.Tensor | None
     _writes_gathered: int
     _source: _Source | None
@@ -69,7 +72,7 @@ class PlacedTensor(torch.Tensor):
             shape = (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
         self = torch_internals.wrapping_tensor(cls, shape, strides, local)
         self.local, self.placement, self.share = local, placement, share
-        self.view_of = self._gathered = self._source = None
+        self.view_of = self._gathered = self._source = self.rounded_as = None
         share.alive.append(weakref.ref(self))
         if placement is TERM and local.numel() <= _SMALL:
             share.pending.append(self)
@@ -119,6 +122,8 @@ class PlacedTensor(torch.Tensor):
 
     def keep_whole(self, whole: torch.Tensor) -> None:
         """Keeps the whole tensor for whatever needs it next."""
+        if self.rounded_as is not None:
+            whole = whole.to(self.rounded_as).to(whole.dtype)
         self._gathered, self._writes_gathered = whole, self.share.writes_to(self.local)
 
     def take_view(self, view: PlacedTensor) -> None:

@@ -96,3 +96,23 @@ def test_a_rule_and_its_gradient_compute_on_rows(name: str) -> None:
         return share.whole
 
     assert threads.run(2, 7, work) == [{}, {}]
+
+
+def test_a_gradient_of_16_bits_exceeds_their_range_as_in_one_process() -> None:
+    """No worker's part does: the loss scale of `mixed_float16` depends on it."""
+
+    def gradients(rows: Any) -> list[Any]:
+        bias, kernel = torch.zeros(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        (rows.half() * kernel.half() + bias.half().view(1, 2)).float().mul(
+            20_000.0
+        ).sum().backward()
+        assert bias.grad is not None
+        assert kernel.grad is not None
+        return [threads.whole(bias.grad), threads.whole(kernel.grad)]
+
+    whole = torch.tensor([[1.0, 0.3]] * 4)
+    wanted = gradients(whole)
+    assert bool(torch.isinf(wanted[0]).all())
+    for found in threads.run(2, 4, lambda share: gradients(threads.spread(whole, share))):
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=0)

@@ -32,6 +32,8 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         made = func(*(t.local if isinstance(t, PlacedTensor) else t for t in args), **kwargs)
         if not in_place:
             return PlacedTensor(made, TERM, sums[0].share)
+        if func._schema.name == "aten::copy_":  # as a gradient is, into memory of its own
+            sums[0].rounded_as = sums[1].rounded_as
         sums[0].was_written()
         return sums[0]
     if not any(isinstance(t, PlacedTensor) for t in args):
@@ -100,7 +102,11 @@ def keep_part(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
         return tensor
     if len(rest) > 1 or any(isinstance(t, torch.Tensor) for t in rest):
         return PlacedTensor(made, tensor.placement, tensor.share)
-    return PlacedTensor.derived(made, tensor.placement, tensor, lambda t: func(t, *rest, **kwargs))
+    found = PlacedTensor.derived(made, tensor.placement, tensor, lambda t: func(t, *rest, **kwargs))
+    if tensor.placement is TERM:
+        is_wider = made.dtype is not tensor.dtype and tensor.dtype in _NARROW
+        found.rounded_as = tensor.dtype if is_wider else tensor.rounded_as
+    return found
 
 
 @table.rule("zeros_like", "ones_like", "full_like", "empty_like")
@@ -126,6 +132,11 @@ def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         rest = [tensor.local.stride()]
     made = func(tensor.local, tensor.local.shape, *rest, **kwargs)
     return PlacedTensor(made, tensor.placement, tensor.share)
+
+
+# Sums of these dtypes, which are widened before they are added up, are rounded as one process rounds
+# them, or exceed their range.
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 def _known_or_self(value: Any) -> Any:
