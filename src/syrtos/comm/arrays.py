@@ -77,6 +77,12 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and dtype.kind not in "iu"
 
 
+def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Returns numbers in a narrower dtype; those beyond its range are infinite, which is no warning."""
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
+
+
 def scaled_copy(source: Array, share: float, target: Array) -> None:
     """Sets ``target = share * source`` without a temporary.
 

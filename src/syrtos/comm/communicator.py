@@ -21,6 +21,7 @@ from syrtos.comm.arrays import (
     check_reducible,
     contiguous,
     is_half,
+    narrow,
     scaled_copy,
     share_of,
     signature,
@@ -313,7 +314,8 @@ class Communicator(abc.ABC):
         )
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
         wide = [_widen(part, share) for part, share in zip(received, shares, strict=True)]
-        return self._allgather(functools.reduce(UFUNC[op], wide).astype(array.dtype), counts)
+        total = functools.reduce(UFUNC[op], wide)
+        return self._allgather(narrow(total, array.dtype), counts)
 
     def in_float32(
         self, reduce: Reduce, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]
@@ -323,10 +325,8 @@ class Communicator(abc.ABC):
         This serves exchanges inside a host, where bytes are cheap.
         """
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
-        return [
-            part.astype(parts[0].dtype)
-            for part in reduce([part.astype(np.float32) for part in parts], op, shares)
-        ]
+        found = reduce([part.astype(np.float32) for part in parts], op, shares)
+        return [narrow(part, parts[0].dtype) for part in found]
 
     def pass_by(
         self, call: str, again: bool = False, until: Callable[[], bool] | None = None

@@ -85,7 +85,7 @@ class GradientNorms:
         self._bytes = self._seen or self._bytes
         found = self._own, self._mean
         self._measures = False
-        return found if min(found) > 0 and max(found) < math.inf else None
+        return found if all(0 < square < math.inf for square in found) else None
 
 
 def _square(array: npt.NDArray[Any]) -> float:

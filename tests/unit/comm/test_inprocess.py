@@ -51,6 +51,14 @@ def test_halves_are_summed_wide_and_rounded_once(together: Any) -> None:
         assert total == 2050
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_sum_beyond_the_range_of_halves_is_infinite(together: Any) -> None:
+    """The loss scale of mixed precision looks for it: it is nothing to warn of."""
+    large = np.array([60000.0], np.float16)
+    for total in together(2, lambda comm: comm.allreduce(large)):
+        assert np.isinf(total)
+
+
 class _Counting(InProcessCommunicator):
     """Counts the bytes that leave for other workers."""
 

@@ -309,8 +309,7 @@ class _WorkerProcess:
     # -- reporting -----------------------------------------------------------------------------
 
     def _exit_code(self, end: SystemExit) -> int:
-        # of a number the system takes the lowest eight bits
-        code = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
+        code = _system_code(end.code) if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         if code and (self._supervised or self._size() > 1):
@@ -461,6 +460,11 @@ def _activate(name: str) -> Callable[[], None]:
     The code of this folder knows no framework.
     """
     return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
+
+
+def _system_code(number: int) -> int:
+    """Returns the exit code that Python ends with for a number: its lowest eight bits."""
+    return int(number) & 0xFF if -(1 << 63) <= number < 1 << 63 else 0xFF
 
 
 def _serve(program: Program, run_dir: str) -> None:
