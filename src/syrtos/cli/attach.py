@@ -28,7 +28,8 @@ def add_to(commands: Commands) -> None:
             "Let a debugger (debugpy) attach to a worker of a run that is going on. The worker"
             " begins to listen on its machine's loopback, where any user of that machine can"
             " connect. No timeout of an exchange ends the run from then on: while a breakpoint"
-            " holds one worker, the others wait for it."
+            " holds one worker, the others wait for it. Workers on other hosts are found where the"
+            " run directory is shared with these."
         ),
     )
     add_run_dir(parser)
@@ -60,8 +61,7 @@ def main(chosen: argparse.Namespace) -> int:
     if not answer:
         raise ConfigurationError(
             f"Rank {rank} has not answered in {_PATIENCE:.0f} s: it is in a long operation outside"
-            " of Python, or it runs on another host, to which this folder is not shared. There"
-            f" `syrtos attach {folder} --rank {rank}` finds it."
+            " of Python, or it runs on another host, with which this folder is not shared."
         )
     if "error" in answer:
         raise ConfigurationError(f"Rank {rank} can't be attached to: {answer['error']}")

@@ -78,7 +78,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 
 
 def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Returns numbers in a narrower dtype; those beyond its range are infinite, which is no warning."""
+    """Returns numbers in a narrower dtype; those beyond its range are infinite."""
     with np.errstate(over="ignore"):
         return array.astype(dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import weakref
 from collections.abc import Callable
 
 from syrtos.errors import StalledError
@@ -45,7 +46,7 @@ class Watchdog:
         self.on_wait: Callable[[float], None] | None = None
         self.on_long_wait: Callable[[str, float, str], None] | None = None
         self._name = "main"
-        self._others: list[Watchdog] = []
+        self._others: weakref.WeakSet[Watchdog] = weakref.WeakSet()
 
     def wait(self, done: Callable[[], bool], call: str, rank: int) -> None:
         """Waits until ``done()`` is true.
@@ -71,7 +72,7 @@ class Watchdog:
         """
         found = Watchdog(self.timeout, self.tell)
         found._name, found.on_long_wait = name, self._tell_long
-        self._others.append(found)
+        self._others.add(found)
         return found
 
     def wait_without_limit(self) -> None:

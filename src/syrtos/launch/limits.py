@@ -19,6 +19,7 @@ _SHARED = "/dev/shm"
 _MPI_NEEDS = 1_100_000
 # Bytes of a file that MPI writes at least; where it may not, it says only that it failed.
 _MPI_WRITES = 1 << 23
+_FILES_OF_WORKER = 4  # that its launcher has open
 _MORE_SHARED = (
     "give it more (docker: `--shm-size=1g`; Kubernetes: an emptyDir with medium Memory at /dev/shm;"
     " else `mount -o remount,size=1G /dev/shm`)"
@@ -59,12 +60,12 @@ def missing_descriptors(workers: int, running: int) -> str:
     ``running``: the workers that it has now.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) * workers // max(running, 1)
-    if workers <= running or most == resource.RLIM_INFINITY or needed <= most:
+    needed = len(os.listdir("/proc/self/fd")) + _FILES_OF_WORKER * (workers - running)
+    if most == resource.RLIM_INFINITY or needed <= most:
         return ""
     return (
-        f"{workers} workers need about {needed} open files of their launcher, and it may have"
-        f" {most}: `ulimit -n {needed}` before `syrtos run`."
+        f"The launcher of {workers} workers opens some {needed} files, and this one may open"
+        f" {most}: stop the run, and resume it after `ulimit -n {needed}`."
     )
 
 

@@ -332,10 +332,11 @@ class Membership:
         if self._elastic is None:
             make_plan(dataclasses.replace(self._spec, workers=workers), self._machine, self._env)
             running = (self._running or self._spec).workers
-            if not self._spec.hosts and (
-                why := limits.missing_room(workers) or limits.missing_descriptors(workers, running)
-            ):
-                raise ConfigurationError(why)
+            if not self._spec.hosts and workers > running:
+                # of the memory that is free now the present ones have theirs already
+                missing = limits.missing_room(workers - running)
+                if why := missing or limits.missing_descriptors(workers, running):
+                    raise ConfigurationError(why)
         elif workers < self._elastic.least:
             raise ConfigurationError(
                 f"The run was begun with `--min-workers {self._elastic.least}`. Received: {workers}"

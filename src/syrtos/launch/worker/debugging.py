@@ -43,17 +43,20 @@ def watch(run_dir: Path, rank: int, unlimited: Callable[[], None]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         hide_from_debuggers()
         pause = threading.Event()
-        while not any(question.parent.glob("rank-*")):
+        is_asked = False
+        while not is_asked:
             pause.wait(LOOK)
+            with contextlib.suppress(OSError):
+                is_asked = any(question.parent.glob("rank-*"))
         unlimited()
         found: dict[str, object] = {}
         while True:
             # a disk that is full, or gone, is no error of the script
             with contextlib.suppress(OSError):
                 if question.exists():
-                    question.unlink()
                     found = found if "port" in found else _listen()
                     answer.write_text(json.dumps(found), "utf-8")
+                    question.unlink()
             pause.wait(LOOK)
 
     threading.Thread(target=look, daemon=True, name="syrtos-attach").start()
@@ -83,6 +86,7 @@ def ask(run_dir: Path, rank: int, patience: float) -> dict[str, object]:
     while not (answer := document(path)):
         question.touch()  # again: a worker that only begins removes older questions
         if time.monotonic() >= deadline:
+            question.unlink(missing_ok=True)  # nobody would know where it listens
             break
         time.sleep(0.1)
     return answer
@@ -99,16 +103,20 @@ def _answer(run_dir: Path, rank: int) -> Path:
 def _listen() -> dict[str, object]:
     # before the debugger's own threads look at the frames
     where = position(sys._current_frames().get(threading.main_thread().ident or 0))
+    # the process that debugpy starts would inherit what is blocked here
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         import debugpy
 
         debugpy.configure(subProcess=False)
-        # Anybody on this machine may connect, as with every debugpy: the port is open only from now on.
+        # Anybody on this machine may connect, as with every debugpy.
         host, port = debugpy.listen(("127.0.0.1", 0))
     except ModuleNotFoundError:
         return {"error": f"debugpy is missing: `{sys.executable} -m pip install debugpy`"}
     # An error of the debugger's is the person's to read who has asked for it.
     except Exception as error:
         return {"error": f"debugpy can't listen: {type(error).__name__}: {error}"}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     pid, machine = os.getpid(), socket.gethostname()
     return {"host": host, "port": port, "pid": pid, "machine": machine, "position": where}

@@ -40,7 +40,7 @@ def start(tell: Callable[[str], None]) -> None:
 
 
 def hide_from_debuggers() -> None:
-    """Lets this thread run on while a breakpoint holds the process, as a debugger's own threads do."""
+    """Lets this thread run on while a breakpoint holds the others of this process."""
     # the attributes by which pydevd, of which debugpy is made, knows its own
     vars(threading.current_thread()).update(pydev_do_not_trace=True, is_pydev_daemon_thread=True)
 

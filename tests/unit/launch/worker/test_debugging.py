@@ -39,7 +39,8 @@ def test_what_an_earlier_run_in_the_folder_was_asked_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(debugging, "LOOK", 0.01)
-    assert debugging.ask(tmp_path, 0, 0) == {}
+    (tmp_path / "attach").mkdir()
+    (tmp_path / "attach" / "rank-0").touch()
     unlimited = threading.Event()
     debugging.watch(tmp_path, 0, unlimited.set)
     assert not unlimited.wait(0.2)
@@ -56,5 +57,5 @@ def test_workers_that_are_not_asked_wait_too(
     unlimited = threading.Event()
     debugging.watch(tmp_path, 0, unlimited.set)
     assert not unlimited.wait(0.1)
-    debugging.ask(tmp_path, 1, 0)
+    debugging.ask(tmp_path, 1, 1)
     assert unlimited.wait(10)

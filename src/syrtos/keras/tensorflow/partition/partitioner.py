@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -48,7 +48,7 @@ _PASSING = KEEPING_SUMS | {
     *("Shape", "ShapeN", "Size", "Rank"),
 }
 # They have functions, whose operations are emitted one by one.
-_OF_FUNCTIONS = frozenset({*CALLS, *control_flow.RULES})
+OF_FUNCTIONS = frozenset({*CALLS, *control_flow.RULES})
 # They write to no input that is lent. An operation after one that returns a part of its input, or
 # the input itself (`Slice`, `Split`, `Reshape`, `Identity`), would.
 _READING = frozenset(
@@ -115,7 +115,7 @@ class Partitioner(Emitter):
         return made
 
     def of_whole_batch(self) -> Partitioner:
-        """Returns a partitioner for another branch of the program, in which each worker has all rows."""
+        """Returns a partitioner for a branch in which each worker has all rows."""
         share = Share(0, self.share.total, self.share.total)
         made = Partitioner(share, NoExchanges(), Report())
         made.counters, made.shares_draws = self.counters, self.shares_draws
@@ -171,7 +171,8 @@ class Partitioner(Emitter):
 
     def _emit(self, op: tf.Operation, values: list[Value]) -> list[Value]:
         is_plain = all(value.is_replicated for value in values)
-        if is_plain and op.type not in _ALWAYS and not self._shares_draws_in(op):
+        draws = self.shares_draws and op.type in OF_FUNCTIONS and _draws_in(op)
+        if is_plain and op.type not in _ALWAYS and not draws:
             return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
         if op.type in CALLS and is_compiled_call(op):
             # What XLA compiles holds no exchange; where rows come in, it is computed operation by
@@ -179,7 +180,7 @@ class Partitioner(Emitter):
             values = self.reduce_partial(values)
             if all(value.is_replicated for value in values):
                 return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
-        results = self._emit_functions(op, values) if op.type in _OF_FUNCTIONS else None
+        results = self._emit_functions(op, values) if op.type in OF_FUNCTIONS else None
         if results is None:
             results = self._by_rule(op, values)
         return results if results is not None else self._compute_whole(op, values)
@@ -194,13 +195,6 @@ class Partitioner(Emitter):
             return None if graph is None else self.run_graph(graph, values)
         finally:
             self.callers = around
-
-    def _shares_draws_in(self, op: tf.Operation) -> bool:
-        return (
-            self.shares_draws
-            and op.type in _OF_FUNCTIONS
-            and any(inner.type in DRAWING for inner in tf_internals_emission.operations_called(op))
-        )
 
     def _by_rule(self, op: tf.Operation, values: list[Value]) -> list[Value] | None:
         rule = TABLE.rule_of(op.type)
@@ -351,6 +345,20 @@ class GraphRun:
             self._found[tensor.ref()] = value
         last = self._partitioner.made
         self._made[op] = [value.tensor.op for value in results[:1]] or ([last] if last else [])
+
+
+def unshared_draws(operations: Iterable[tf.Operation]) -> list[str]:
+    """Returns the kinds of draws in functions that are called whole, as those that XLA compiles."""
+    every = {
+        inner for op in operations for inner in (op, *tf_internals_emission.operations_called(op))
+    }
+    is_whole = (op for op in every if op.type not in OF_FUNCTIONS or is_compiled_call(op))
+    return sorted({kind for op in is_whole for kind in _draws_in(op)})
+
+
+def _draws_in(op: tf.Operation) -> set[str]:
+    """Returns the kinds of draws in the functions that an operation has."""
+    return {inner.type for inner in tf_internals_emission.operations_called(op)} & DRAWING
 
 
 def _with_sums(gradients: Mapping[Any, object]) -> dict[Any, object]:

@@ -18,14 +18,11 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras.split import comparison
 from syrtos.keras.split.comparison import Row
 from syrtos.keras.tensorflow import tf_internals_emission
-from syrtos.keras.tensorflow.partition import control_flow
 from syrtos.keras.tensorflow.partition.emitter import Emitter
-from syrtos.keras.tensorflow.partition.partitioner import Partitioner
+from syrtos.keras.tensorflow.partition.partitioner import OF_FUNCTIONS, Partitioner
 from syrtos.keras.tensorflow.partition.report import Report, place_of
 from syrtos.keras.tensorflow.partition.values import Value
 
-# They call functions, whose operations are compared by themselves.
-_OF_FUNCTIONS = frozenset({*tf_internals_emission.CALLS, *control_flow.RULES})
 _NOT_COMPARED = (tf.resource, tf.variant, tf.string)
 
 
@@ -118,7 +115,7 @@ class ShadowPartitioner(Partitioner):
 def _is_comparable(operation: tf.Operation) -> bool:
     tensors = [*operation.inputs, *operation.outputs]
     return (
-        operation.type not in _OF_FUNCTIONS
+        operation.type not in OF_FUNCTIONS
         and not operation.op_def.is_stateful
         and not any(tensor.dtype in (tf.resource, tf.variant) for tensor in tensors)
     )

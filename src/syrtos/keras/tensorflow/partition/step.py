@@ -33,7 +33,7 @@ from syrtos.keras.tensorflow.partition.batch_rows import (
 )
 from syrtos.keras.tensorflow.partition.draw_counters import DrawCounters
 from syrtos.keras.tensorflow.partition.exchanges import WorkerExchanges
-from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
+from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner, unshared_draws
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.segments import CompiledPrograms
 from syrtos.keras.tensorflow.partition.values import Value
@@ -229,6 +229,7 @@ class PartitionedStep:
         kinds = partitioner.counters.uncounted(after) if partitioner.counters else []
         # What XLA compiles can't call a kernel in a function.
         partitioner.shares_draws = bool(kinds) and self._compiled is None
+        unshared = unshared_draws(after) if partitioner.shares_draws else kinds
 
         def split() -> list[tf.Tensor]:
             child = partitioner.child()
@@ -238,6 +239,8 @@ class PartitionedStep:
 
         def whole() -> list[tf.Tensor]:
             given = list(zip(of_batch, rows.whole_tensors(), strict=True))
+            if unshared:
+                self._tell_draws(unshared)
             if partitioner.shares_draws:
                 child = partitioner.of_whole_batch()
                 run = first.within(child, [(tensor, Value(whole)) for tensor, whole in given])
@@ -246,8 +249,6 @@ class PartitionedStep:
             found = first.tensors() | {tensor.ref(): whole for tensor, whole in given}
             waiting = [op for op in after if op.type != "Placeholder"]
             draws = partitioner.counters.copies_of(waiting) if partitioner.counters else {}
-            if kinds:
-                self._tell_draws(kinds)
             copied = tf_internals_emission.copy_operations(graph, waiting, found, draws)
             return copied or [tf.constant(0)]
 
@@ -277,10 +278,10 @@ class PartitionedStep:
         if self._session.world.rank == 0:
             print(
                 "syrtos: a batch has fewer rows than there are workers, or tensors of unequal rows,"
-                f" and this compiled step draws random numbers by {kinds} of TensorFlow's, each with a"
-                " counter of its own: from here on they are not those of one process. Leave such batches out"
-                " (`drop_remainder=True`), draw by `keras.random` or `tf.random.Generator`, or compile"
-                " without `jit_compile=True`.",
+                f" and what XLA compiles of this step draws by {kinds} of TensorFlow's: from here on"
+                " these are not the numbers of one process. Leave such batches out"
+                " (`drop_remainder=True`), draw by `keras.random`, or do without"
+                " `jit_compile=True`.",
                 file=sys.stderr,
                 flush=True,
             )

@@ -87,6 +87,7 @@ class PlacedTensor(torch.Tensor):
         Of a small one that is known whole, the whole is made too: labels are often needed whole.
         """
         found = PlacedTensor(made, rows, of.share)
+        found.rounded_as = of.rounded_as
         if of.numel() <= _SMALL and (known := of.known_whole) is not None:
             found.keep_whole(func(known))
         return found
@@ -100,7 +101,7 @@ class PlacedTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         rule = table.rule_for(func)
-        if rule is not None:
+        if rule is not None and (not _has_rounded(args) or table.keeps_elements(func)):
             found = rule(func, args, kwargs or {})
             if found is not NotImplemented:
                 return found
@@ -136,6 +137,7 @@ class PlacedTensor(torch.Tensor):
 
     def write(self, whole: torch.Tensor) -> None:
         """Overwrites the tensor by a whole one."""
+        self.rounded_as = None
         if self.placement is WHOLE:
             if whole is not self.local:
                 self.local.copy_(whole)
@@ -210,6 +212,12 @@ def _strides_of_whole(
         return tuple(strides)
     mine, count = strides[dim], max(shape[dim], 1)
     return tuple(s // count * size if s > mine else s for s in strides)
+
+
+def _has_rounded(args: _Args) -> bool:
+    """Returns whether there are sums among arguments that are rounded once they are added up."""
+    flat = [one for each in args for one in (each if isinstance(each, list | tuple) else (each,))]
+    return any(isinstance(one, PlacedTensor) and one.rounded_as is not None for one in flat)
 
 
 class _ToWhole(torch.autograd.Function):

@@ -59,6 +59,36 @@ def rule_for(func: Any) -> Rule | None:
     return next((function for matches, function in _TABLE.by_match if matches(func)), None)
 
 
+# They compute nothing: each element of the result is one of the first, or of the second, argument.
+_KEEPING = frozenset(
+    [
+        "_to_copy",
+        "_reshape_alias",
+        "_unsafe_view",
+        "alias",
+        "clone",
+        "contiguous",
+        "copy_",
+        "detach",
+        "detach_",
+        "lift_fresh",
+        "new_empty_strided",
+        "permute",
+        "reshape",
+        "squeeze",
+        "t",
+        "transpose",
+        "unsqueeze",
+        "view",
+    ]
+)
+
+
+def keeps_elements(func: Any) -> bool:
+    """Returns whether an operation moves elements and computes nothing."""
+    return func._schema.name.removeprefix("aten::") in _KEEPING
+
+
 def is_pointwise(func: Any) -> bool:
     """Returns whether each element of the result comes from one element of each argument."""
     tags, returns = func.tags, func._schema.returns

@@ -98,21 +98,41 @@ def test_a_rule_and_its_gradient_compute_on_rows(name: str) -> None:
     assert threads.run(2, 7, work) == [{}, {}]
 
 
-def test_a_gradient_of_16_bits_exceeds_their_range_as_in_one_process() -> None:
+HALVES: dict[str, Any] = {
+    "last": lambda rows, k: rows.half() * k.half(),
+    "viewed": lambda rows, k: rows.half() + k.half().view(1, 2),
+    "of a shared layer": lambda rows, k: rows.half() * k.half() + k.half(),
+    "of a scaled weight": lambda rows, k: rows.half() * (k * 0.5).half(),
+    "transposed": lambda rows, k: rows.half() @ k.expand(2, 2).t().half(),
+    "of a joined weight": lambda rows, k: rows.half() * torch.cat([k[:1], k[1:]]).half(),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_a_gradient_of_16_bits_exceeds_their_range_as_in_one_process(name: str) -> None:
     """No worker's part does: the loss scale of `mixed_float16` depends on it."""
 
-    def gradients(rows: Any) -> list[Any]:
-        bias, kernel = torch.zeros(2, requires_grad=True), torch.ones(2, requires_grad=True)
-        (rows.half() * kernel.half() + bias.half().view(1, 2)).float().mul(
-            20_000.0
-        ).sum().backward()
-        assert bias.grad is not None
-        assert kernel.grad is not None
-        return [threads.whole(bias.grad), threads.whole(kernel.grad)]
+    def gradient(rows: Any) -> Any:
+        weight = torch.ones(2, requires_grad=True)
+        (HALVES[name](rows, weight).float() * 20_000.0).sum().backward()
+        assert weight.grad is not None
+        return threads.whole(weight.grad)
 
     whole = torch.tensor([[1.0, 0.3]] * 4)
-    wanted = gradients(whole)
-    assert bool(torch.isinf(wanted[0]).all())
-    for found in threads.run(2, 4, lambda share: gradients(threads.spread(whole, share))):
+    wanted = gradient(whole)
+    assert bool(torch.isinf(wanted).any())
+    for found in threads.run(2, 4, lambda share: gradient(threads.spread(whole, share))):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0)
+
+
+def test_what_is_written_to_a_gradient_of_16_bits_is_not_rounded() -> None:
+    def scaled(rows: Any) -> list[Any]:
+        weight = torch.ones(2, requires_grad=True)
+        (grad,) = torch.autograd.grad((rows.half() * weight.half()).float().sum(), [weight])
+        return [threads.whole(grad.mul_(1e-9)).clone(), threads.whole(grad.add_(grad.clone()))]
+
+    whole = torch.tensor([[1.0, 0.3]] * 4)
+    wanted = scaled(whole)
+    for found in threads.run(2, 4, lambda share: scaled(threads.spread(whole, share))):
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=0)

@@ -103,9 +103,8 @@ def keep_part(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     if len(rest) > 1 or any(isinstance(t, torch.Tensor) for t in rest):
         return PlacedTensor(made, tensor.placement, tensor.share)
     found = PlacedTensor.derived(made, tensor.placement, tensor, lambda t: func(t, *rest, **kwargs))
-    if tensor.placement is TERM:
-        is_wider = made.dtype is not tensor.dtype and tensor.dtype in _NARROW
-        found.rounded_as = tensor.dtype if is_wider else tensor.rounded_as
+    if tensor.placement is TERM and made.dtype is not tensor.dtype and tensor.dtype in _NARROW:
+        found.rounded_as = tensor.dtype
     return found
 
 
