@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
@@ -12,6 +11,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch.generations import all_folders
 from syrtos.launch.run_lock import is_going_on
 from syrtos.launch.worker import debugging
+from syrtos.observe.ledger import ledger_paths
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -47,10 +47,11 @@ def main(chosen: argparse.Namespace) -> int:
     if not is_going_on(run_dir):
         raise ConfigurationError(f"No run is going on in {run_dir}.")
     folder = all_folders(run_dir)[-1]
-    if rank not in _ranks_in(folder):
+    begun = ledger_paths(folder)
+    if rank not in begun:
         raise ConfigurationError(
             f"No rank {rank} has begun in {folder} yet: its ranks are"
-            f" {', '.join(map(str, _ranks_in(folder))) or 'still starting'}."
+            f" {', '.join(map(str, begun)) or 'still starting'}."
         )
     try:
         answer = debugging.ask(folder, rank, _PATIENCE)
@@ -74,11 +75,6 @@ def main(chosen: argparse.Namespace) -> int:
         f" {answer['machine']}"
     )
     return 0
-
-
-def _ranks_in(folder: Path) -> list[int]:
-    names = (path.stem.removeprefix("rank-") for path in (folder / "ledger").glob("rank-*.jsonl"))
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _launch_configuration(answer: dict[str, object], rank: int) -> dict[str, object]:

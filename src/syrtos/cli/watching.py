@@ -13,6 +13,7 @@ from pathlib import Path
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
 from syrtos.launch.terminal.live import LiveLine
+from syrtos.launch.worker import debugging
 from syrtos.settings import KUBEFLOW_VARIABLES
 
 TRACKERS = (
@@ -69,7 +70,7 @@ def forget(run_dir: Path) -> None:
     # A folder elsewhere may have other runs too.
     if kept == str(run_dir / "tensorboard"):
         shutil.rmtree(kept, ignore_errors=True)
-    shutil.rmtree(run_dir / "attach", ignore_errors=True)  # no worker of it listens any more
+    debugging.forget(run_dir)
     for name in _MADE:
         (run_dir / name).unlink(missing_ok=True)
 

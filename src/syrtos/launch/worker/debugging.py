@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from syrtos.json_files import document
 from syrtos.launch.worker.heartbeat import hide_from_debuggers, position
 
+_FOLDER, _ANSWER = "attach", ".json"
 LOOK = 1.0  # seconds between two looks for a question
 
 
@@ -32,7 +34,8 @@ def watch(run_dir: Path, rank: int, unlimited: Callable[[], None]) -> None:
         unlimited: is called once any worker of this folder is asked for, as the others will wait
             for it as long as a breakpoint holds it.
     """
-    question, answer = _question(run_dir, rank), _answer(run_dir, rank)
+    question = _question(run_dir, rank)
+    answer = question.with_suffix(_ANSWER)
     # An earlier run in this folder was asked, on another host perhaps.
     for path in (question, answer):
         with contextlib.suppress(OSError):
@@ -77,7 +80,8 @@ def ask(run_dir: Path, rank: int, patience: float) -> dict[str, object]:
     Raises:
         OSError: nothing can be written in the folder.
     """
-    question, path = _question(run_dir, rank), _answer(run_dir, rank)
+    question = _question(run_dir, rank)
+    path = question.with_suffix(_ANSWER)
     if "port" in (known := document(path)):
         return known
     question.parent.mkdir(mode=0o700, exist_ok=True)
@@ -92,12 +96,13 @@ def ask(run_dir: Path, rank: int, patience: float) -> dict[str, object]:
     return answer
 
 
+def forget(run_dir: Path) -> None:
+    """Removes what workers of an earlier generation in this folder were asked and have answered."""
+    shutil.rmtree(run_dir / _FOLDER, ignore_errors=True)
+
+
 def _question(run_dir: Path, rank: int) -> Path:
-    return run_dir / "attach" / f"rank-{rank}"
-
-
-def _answer(run_dir: Path, rank: int) -> Path:
-    return run_dir / "attach" / f"rank-{rank}.json"
+    return run_dir / _FOLDER / f"rank-{rank}"
 
 
 def _listen() -> dict[str, object]:

@@ -464,7 +464,7 @@ def _activate(name: str) -> Callable[[], None]:
 
 def _system_code(number: int) -> int:
     """Returns the exit code that Python ends with for a number: its lowest eight bits."""
-    return int(number) & 0xFF if -(1 << 63) <= number < 1 << 63 else 0xFF
+    return number & 0xFF if -(1 << 63) <= number < 1 << 63 else 0xFF
 
 
 def _serve(program: Program, run_dir: str) -> None:

@@ -231,22 +231,22 @@ class PartitionedStep:
         partitioner.shares_draws = bool(kinds) and self._compiled is None
         unshared = unshared_draws(after) if partitioner.shares_draws else kinds
 
-        def split() -> list[tf.Tensor]:
-            child = partitioner.child()
-            run = first.within(child, list(zip(of_batch, rows.split(), strict=True)))
+        def emit(child: Partitioner, values: Sequence[Value]) -> list[tf.Tensor]:
+            run = first.within(child, list(zip(of_batch, values, strict=True)))
             run.emit(after)
             return child.wholes(run.outputs()) or [tf.constant(0)]
 
+        def split() -> list[tf.Tensor]:
+            return emit(partitioner.child(), rows.split())
+
         def whole() -> list[tf.Tensor]:
-            given = list(zip(of_batch, rows.whole_tensors(), strict=True))
+            given = rows.whole_tensors()
             if unshared:
                 self._tell_draws(unshared)
             if partitioner.shares_draws:
-                child = partitioner.of_whole_batch()
-                run = first.within(child, [(tensor, Value(whole)) for tensor, whole in given])
-                run.emit(after)
-                return child.wholes(run.outputs()) or [tf.constant(0)]
-            found = first.tensors() | {tensor.ref(): whole for tensor, whole in given}
+                return emit(partitioner.of_whole_batch(), [Value(tensor) for tensor in given])
+            of_whole = {tensor.ref(): t for tensor, t in zip(of_batch, given, strict=True)}
+            found = first.tensors() | of_whole
             waiting = [op for op in after if op.type != "Placeholder"]
             draws = partitioner.counters.copies_of(waiting) if partitioner.counters else {}
             copied = tf_internals_emission.copy_operations(graph, waiting, found, draws)

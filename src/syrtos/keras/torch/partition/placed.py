@@ -214,10 +214,15 @@ def _strides_of_whole(
     return tuple(s // count * size if s > mine else s for s in strides)
 
 
-def _has_rounded(args: _Args) -> bool:
+def _has_rounded(args: Sequence[Any]) -> bool:
     """Returns whether there are sums among arguments that are rounded once they are added up."""
-    flat = [one for each in args for one in (each if isinstance(each, list | tuple) else (each,))]
-    return any(isinstance(one, PlacedTensor) and one.rounded_as is not None for one in flat)
+    for one in args:
+        if isinstance(one, PlacedTensor):
+            if one.rounded_as is not None:
+                return True
+        elif isinstance(one, list | tuple) and _has_rounded(one):
+            return True
+    return False
 
 
 class _ToWhole(torch.autograd.Function):
