@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +97,112 @@ def test_a_failure_is_named_where_the_script_has_closed_its_streams(script: Path
     ended = run(script, "--max-restarts", "0", capture_output=True)
     assert ended.returncode == 1
     assert "ValueError: the reason" in ended.stderr
+
+
+# -- output that nobody takes for a while ----------------------------------------------------------
+
+MUCH = """
+import pathlib, sys, time
+for i in range(400):
+    print(i, "x" * 1000, flush=True)
+print("much", file=sys.stderr, flush=True)
+pathlib.Path("went-on").touch()
+while pathlib.Path("hold").exists():
+    time.sleep(0.05)
+print("the end", flush=True)
+"""
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def held(script: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that has printed more than fits into a pipe, and whose standard output nobody reads."""
+    script.write_text(MUCH)
+    (script.parent / "hold").touch()
+    command = [sys.executable, "-m", "syrtos", "run", "-n", "1", "--run-dir", "run", script]
+    with subprocess.Popen(
+        command, cwd=script.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        until((script.parent / "went-on").exists)
+        yield process
+        process.kill()
+
+
+def test_a_run_goes_on_while_nobody_takes_what_it_prints(
+    script: Path, held: subprocess.Popen[bytes]
+) -> None:
+    (script.parent / "hold").unlink()
+    # all of it waits for its reader, also after the workers have ended
+    until(lambda: b"the end" in (script.parent / "run" / "logs" / "rank-0.log").read_bytes())
+    with pytest.raises(subprocess.TimeoutExpired):
+        held.wait(5)
+    out, err = held.communicate(timeout=60)
+    assert held.returncode == 0
+    assert out.splitlines()[:400] == [f"{i} {'x' * 1000}".encode() for i in range(400)]
+    assert b"the end" in out.splitlines()
+    assert b"much" in err
+    assert b"could not be written to" not in err
+
+
+def test_a_run_is_stopped_while_nobody_takes_what_it_prints(
+    script: Path, held: subprocess.Popen[bytes]
+) -> None:
+    stop = [sys.executable, "-m", "syrtos", "stop", "run"]
+    stopped = subprocess.run(stop, check=False, cwd=script.parent, timeout=60, capture_output=True)
+    assert stopped.returncode == 0, stopped.stderr
+    held.wait(10)
+    assert held.stderr is not None
+    assert b"standard output (nobody has taken" in held.stderr.read()
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_ctrl_z_stops_the_workers_too_and_fg_continues_them(script: Path) -> None:
+    script.write_text("import os\nopen('pid', 'w').write(str(os.getpid()))\n" + MUCH)
+    folder = script.parent
+    (folder / "hold").touch()
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(folder)
+        os.execvp("bash", ["bash", "--norc", "-i"])
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while piece := os.read(terminal, 65536):
+                shown.extend(piece)
+
+    threading.Thread(target=read, daemon=True).start()
+
+    def state() -> str:
+        return Path(f"/proc/{(folder / 'pid').read_text()}/stat").read_text().rpartition(")")[2][1]
+
+    words = f"'{sys.executable}' -m syrtos run -n 1 --run-dir run train.py; echo CODE $?\n"
+    os.write(terminal, words.encode())
+    until((folder / "went-on").exists)
+    os.write(terminal, b"\x1a")
+    until(lambda: state() == "T")
+    (folder / "hold").unlink()
+    os.write(terminal, b"fg; echo CODE $?\n")
+    until(lambda: bool(re.search(rb"CODE 0\r\n", shown)))
+    assert b"the end" in shown
+    os.write(terminal, b"exit\n")
+    os.waitpid(process, 0)
+
+
+def test_a_script_may_wait_for_its_children_and_end_them(script: Path) -> None:
+    script.write_text(
+        "import os, psutil\n"
+        "if os.fork() == 0:\n    os._exit(3)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        "for child in psutil.Process().children(recursive=True):\n    child.kill()\n"
+        "try:\n    os.wait()\nexcept ChildProcessError:\n    print('no child')\n"
+    )
+    ended = run(script, "-n", "1", capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split("\n")[:2] == ["3", "no child"]

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 # Seconds before a process is made ready to fork the next generation, where no person has asked for
 # restarts: short runs are spared it.
 _STANDBY_AFTER = 10.0
+# Seconds in which a terminal may still take what was printed, after a run was stopped.
+_LAST_OUTPUT = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,11 +230,15 @@ def _execute(
         _announce(request.spec, generations.generation_folder(run_dir, number))
     kept = KeptRequest(run_dir)
     with contextlib.ExitStack() as ending:
+        queues = ending.enter_context(streams.in_background())
         showing = showing_progress(run_dir, request.spec.workers)
         with contextlib.nullcontext() if verifies else showing:
             ended = _run(request, run_dir, resume, connected, early, unrecorded, kept, ending)
         with unrecorded.noting(run_dir / REQUEST):
             kept.note(end=[ended.outcome.end.name, ended.outcome.code])
+        if ended.outcome.end is End.STOPPED:
+            for queue in queues:
+                queue.patience = _LAST_OUTPUT
         if ended.outcome.end is not End.FINISHED:
             return _print_failed(ended, run_dir, request)
         if not verifies:

@@ -19,6 +19,8 @@ _LONGEST_NAP = 2e-4
 # Seconds after which a wait is long, or a third of the timeout: as soon as it is worth two lines to
 # the launcher.
 _LONG = 1.0
+# Seconds between two looks that are a standstill of this process itself.
+_STANDSTILL = 2.0
 
 
 class Watchdog:
@@ -93,10 +95,15 @@ class Watchdog:
             self.on_stall(text)
 
     def _sleep_until(self, done: Callable[[], bool], started: float, call: str, rank: int) -> None:
-        nap, told = _NAP, False
+        nap, told, looked = _NAP, False, started
         try:
             while not done():
-                elapsed = time.perf_counter() - started
+                now = time.perf_counter()
+                # All workers were stopped (Ctrl-Z), or their machine slept: that is no wait.
+                if now - looked > _STANDSTILL:
+                    started += now - looked
+                looked = now
+                elapsed = now - started
                 if elapsed < _AWAKE:
                     continue
                 if elapsed > self.timeout:

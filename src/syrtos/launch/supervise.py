@@ -158,14 +158,16 @@ class _Supervisor:
                     Pump(pipes.out, sys.stdout, listener),
                     Pump(pipes.err, sys.stderr, listener),
                 )
-            self._wait()
+            with signalling.passing_pauses_on(self._engine.signal) as pause:
+                self._wait(pause)
         finally:
             self._engine.kill()
 
     # -- waiting and ending --------------------------------------------------------------------
 
-    def _wait(self) -> None:
+    def _wait(self, pause: Callable[[], None]) -> None:
         while self._engine.runs() or self._ended or self._awaits_signal():
+            pause()
             # not where they come: another may be sending to an agent there
             while self._signals:
                 self._on_signal(self._signals.pop(0))

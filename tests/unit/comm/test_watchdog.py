@@ -39,6 +39,19 @@ def test_a_stall_is_an_error_in_time() -> None:
     assert dog.waited >= 0.1
 
 
+def test_a_standstill_of_this_process_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_STANDSTILL", 0.2)
+    looks: list[int] = []
+
+    def done() -> bool:
+        looks.append(0)
+        # as a process that was stopped by Ctrl-Z and goes on
+        time.sleep(0.5 if len(looks) == 2 else 0.0)
+        return len(looks) > 4
+
+    Watchdog(timeout=0.4).wait(done, "barrier", 0)
+
+
 def test_a_stall_is_told_before_it_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
     with pytest.raises(StalledError) as caught:

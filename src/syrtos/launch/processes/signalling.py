@@ -61,6 +61,35 @@ def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def passing_pauses_on(send: Callable[[int], None]) -> Iterator[Callable[[], None]]:
+    """Context manager: Ctrl-Z stops those to whom ``send`` sends signals too, `fg` continues them.
+
+    It gives a function that does so where a pause was asked for since its last call.
+    """
+    asked = list[int]()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+
+    def pause() -> None:
+        if not asked:
+            return
+        asked.clear()
+        send(signal.SIGSTOP)
+        # as a process without a handler, which a shell that is gone would not continue
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, on_signal)
+        send(signal.SIGCONT)
+
+    before = signal.signal(signal.SIGTSTP, on_signal)
+    try:
+        yield pause
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
 def stop_signal(number: int) -> int:
     """Returns the signal that scripts get where a launcher has got the one of this number."""
     return signal.SIGTERM if number in _OF_SCHEDULERS else number

@@ -59,8 +59,10 @@ class LiveLine:
             self._thread.join(_BETWEEN)
         for file in self._files:
             file.before_write = None
-        with self._lock:
+        # whoever holds it may wait for a terminal that takes nothing (Ctrl-S)
+        if self._lock.acquire(timeout=_BETWEEN):
             self._erase()
+            self._lock.release()
 
     def _run(self) -> None:
         while not self._over.wait(_BETWEEN):

@@ -1,21 +1,27 @@
 """Standard output and error whose loss costs a process nothing.
 
 Their reader may end, their disk may be full, and they may be closed: what can't be written is
-dropped, and the process goes on.
+dropped, and the process goes on. It also goes on while nobody takes what it has written (a terminal
+that Ctrl-S holds, a pager).
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import errno
 import io
 import os
 import select
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 _NAMES = {1: "stdout", 2: "stderr"}
 _WORDS = {1: "standard output", 2: "standard error"}
+# Bytes that wait for a reader, at most: the rest is in the logs of a run.
+_MOST = 64 << 20
 
 
 class UnfailingFile(io.FileIO):
@@ -24,19 +30,29 @@ class UnfailingFile(io.FileIO):
     Attributes:
         lost: the first error of a write; None as long as all was written.
         before_write: gets the data of each write before it is made; None: nobody wants it.
+        queue: makes the writes in a thread of its own; None: they are made at once.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self.lost: OSError | None = None
         self.before_write: Callable[[memoryview], None] | None = None
+        self.queue: WriteQueue | None = None
 
     def write(self, data: Any, /) -> int:
         """Writes all of ``data``, or drops what can't be written; returns its length."""
         view = memoryview(data).cast("B")
+        if self.queue:
+            self.queue.put(self, bytes(view))
+        else:
+            self.write_now(view)
+        return len(view)
+
+    def write_now(self, data: memoryview) -> None:
+        """Writes all of ``data``, or drops what can't be written; waits for its reader."""
         if self.before_write:
-            self.before_write(view)
-        left = view
+            self.before_write(data)
+        left = data
         try:
             while left:
                 written = super().write(left)
@@ -45,7 +61,88 @@ class UnfailingFile(io.FileIO):
                 left = left[written or 0 :]
         except OSError as error:
             self.lost = self.lost or error
-        return len(view)
+
+
+class WriteQueue:
+    """Writes that a thread makes in their order, and that wait in memory while nobody takes them.
+
+    Attributes:
+        patience: seconds that `in_background` waits for them at its end; None: until they are made.
+    """
+
+    def __init__(self) -> None:
+        self.patience: float | None = None
+        self._pending = collections.deque[tuple[UnfailingFile, bytes]]()
+        self._held = 0  # bytes
+        self._over = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="syrtos-terminal", daemon=True).start()
+
+    def put(self, file: UnfailingFile, data: bytes) -> None:
+        """Lets ``data`` be written; drops it where too much waits, or `close` has been called."""
+        with self._changed:
+            if self._over or self._held + len(data) > _MOST:
+                file.lost = file.lost or _not_taken()
+                return
+            self._pending.append((file, data))
+            self._held += len(data)
+            self._changed.notify_all()
+
+    def settle(self, seconds: float | None) -> bool:
+        """Waits at most ``seconds`` (None: for ever); returns whether all writes are made."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, seconds)
+
+    def close(self) -> None:
+        """Drops what waits, and all that follows."""
+        with self._changed:
+            self._over = True
+            for file, _ in self._pending:
+                file.lost = file.lost or _not_taken()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._over)
+                if self._over:
+                    return
+                file, data = self._pending[0]
+            file.write_now(memoryview(data))
+            with self._changed:
+                self._pending.popleft()
+                self._held -= len(data)
+                self._changed.notify_all()
+
+
+def _not_taken() -> OSError:
+    return OSError(errno.EAGAIN, "nobody has taken what was printed")
+
+
+@contextlib.contextmanager
+def in_background() -> Iterator[list[WriteQueue]]:
+    """Context manager: writes of this process to its unfailing streams wait for no reader.
+
+    At its end they are waited for, as long as the queues that it gives have patience; where that
+    ends first, what follows is dropped too.
+    """
+    files = [file for descriptor in _NAMES if (file := raw_file(descriptor)) and not file.queue]
+    # one for both on a terminal, which shows lines in the order in which they were printed
+    queues = collections.defaultdict[tuple[int, int], WriteQueue](WriteQueue)
+    for file in files:
+        status = os.fstat(file.fileno())
+        file.queue = queues[status.st_dev, status.st_ino]
+    settled = list[WriteQueue]()
+    try:
+        yield [*queues.values()]
+        flush()
+        settled += [queue for queue in queues.values() if queue.settle(queue.patience)]
+    finally:
+        for file in files:
+            if file.queue in settled:
+                file.queue = None
+        for queue in queues.values():
+            queue.close()
 
 
 def _await_room(descriptor: int) -> None:

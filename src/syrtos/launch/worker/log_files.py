@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
+from syrtos.launch.processes import signalling
 from syrtos.launch.terminal import streams
 
 
 def _program(name: str) -> str:
     """Returns the path of a program; it is also found where PATH is empty."""
     return shutil.which(name) or shutil.which(name, path=os.defpath) or name
+
+
+# Starts tee, which reads the input of the shell, and prints its number. It is no child of the worker:
+# a script may wait for its children, or end them.
+_DETACHED = 'exec 3<&0; "$0" -ia "$1" <&3 3<&- & echo $! >&2'
+
+
+# seconds for what was printed last
+_LAST_OUTPUT = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tee:
+    """A process that copies what it reads to the log and to another target.
+
+    Attributes:
+        pid: its number.
+        source: the descriptor of what it reads.
+        errors: its standard error, which no other process has.
+    """
+
+    pid: int
+    source: int
+    errors: IO[bytes]
+
+    def has_ended(self, seconds: float) -> bool:
+        """Waits at most ``seconds`` for its end; returns whether it has come."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        # the script may have closed it
+        with contextlib.suppress(OSError):
+            poll.register(self.errors, select.POLLIN)
+            while (left := deadline - time.monotonic()) > 0:
+                if poll.poll(1000 * left) and not os.read(self.errors.fileno(), 4096):
+                    return True
+        return False
 
 
 class WorkerLog:
@@ -35,7 +77,7 @@ class WorkerLog:
             is_shown: whether the output goes to where it went before, too.
         """
         self._control = control
-        self._tees: list[subprocess.Popen[bytes]] = []
+        self._tees: list[_Tee] = []
         # A full disk is no error of the script, which prints.
         streams.make_unfailing()
         self.path = _begin(path)
@@ -50,16 +92,21 @@ class WorkerLog:
         """Returns a descriptor whose output goes to the log and to ``stream``'s present target."""
         # It outlives Ctrl-C (-i, and a session of its own): the last lines of the script come after
         # it. It outlives a reader of the target, too: SIGPIPE stays ignored in it.
-        tee = subprocess.Popen(
-            [_program("tee"), "-ia", str(self.path)],
-            stdin=subprocess.PIPE,
+        reader, writer = os.pipe()
+        shell = subprocess.Popen(
+            [_program("sh"), "-c", _DETACHED, _program("tee"), str(self.path)],
+            stdin=reader,
             stdout=os.dup(stream),
+            stderr=subprocess.PIPE,
             start_new_session=True,
             restore_signals=False,
         )
-        assert tee.stdin is not None
-        self._tees.append(tee)
-        return tee.stdin.fileno()
+        os.close(reader)
+        assert shell.stderr is not None
+        # the pipe of its errors closes when tee ends
+        self._tees.append(_Tee(int(shell.stderr.readline()), writer, shell.stderr))
+        shell.wait()
+        return writer
 
     def append(self, text: str) -> None:
         """Writes a text into the log alone, as far as there is room; output goes there no more."""
@@ -83,14 +130,13 @@ class WorkerLog:
         os.dup2(self._control, 1)
         os.dup2(self._control, 2)
         for tee in self._tees:
-            assert tee.stdin is not None
-            tee.stdin.close()
+            # the script may have closed it
+            with contextlib.suppress(OSError):
+                os.close(tee.source)
         for tee in self._tees:
-            try:
-                tee.wait(timeout=2)
-            except subprocess.TimeoutExpired:
+            if not tee.has_ended(_LAST_OUTPUT):
                 # a child of the script still holds our output, and may for long
-                tee.terminate()
+                signalling.to_process(tee.pid, signal.SIGTERM)
         self._tees.clear()
 
 
