@@ -122,3 +122,17 @@ def test_a_launcher_that_was_killed_and_a_run_that_has_finished(folder: Path) ->
     again = syrtos(folder, "resume", "run")
     assert again.returncode == 2
     assert "has finished: there is nothing to resume" in again.stderr
+
+
+def test_of_two_runs_submitted_at_once_into_one_folder_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "syrtos", "run", "--detach", "--run-dir", "run", "train.py"]
+    started = [
+        subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    told = [process.communicate(timeout=60)[1] for process in started]
+    try:
+        assert sorted(process.returncode for process in started) == [0, 2, 2], told
+        assert sum("is going on" in text for text in told) == 2
+    finally:
+        syrtos(tmp_path, "stop", "run")

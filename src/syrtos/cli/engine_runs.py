@@ -14,7 +14,7 @@ from pathlib import Path
 
 from syrtos import settings
 from syrtos.cli.execution import ConnectedHosts
-from syrtos.cli.followed_run import keep_submission, print_pieces
+from syrtos.cli.followed_run import print_pieces, submit
 from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts, Submitted
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
@@ -230,8 +230,7 @@ def _reach(
 def _submit(engine: Engine, wanted: EngineRequest, detach: bool) -> int:
     if is_going_on(wanted.run_dir):
         raise going_on_error(wanted.run_dir)
-    facts = engine.submit(wanted)
-    keep_submission(wanted.run_dir, engine.name, facts)
+    facts = submit(wanted.run_dir, engine.name, lambda: engine.submit(wanted))
     if detach:
         return print_submitted(wanted.run_dir)
     return follow(engine.submitted_run(facts))

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document, is_number
 from syrtos.launch.generations import all_folders
-from syrtos.launch.run_lock import is_going_on, launcher_of
+from syrtos.launch.run_lock import going_on_error, is_going_on, launcher_of, taking_run_lock
 from syrtos.launch.terminal import output
 from syrtos.observe.ledger import ledger_paths
 
@@ -31,13 +31,28 @@ _EVERY = 0.1  # seconds between two looks at a run that is to end
 _PATIENCE, _GRACE = 60.0, 10.0
 
 
-def keep_submission(run_dir: Path, engine: str, facts: Mapping[str, str]) -> None:
-    """Writes down which engine a run was submitted to, and its facts."""
-    durable.replace(run_dir / _FACTS, json.dumps({"engine": engine, "facts": facts}).encode())
+def submit(run_dir: Path, engine: str, start: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+    """Submits a run to an engine by ``start``, writes its facts down, and returns them.
+
+    Raises:
+        ConfigurationError: a run in the folder is going on, or has just been submitted.
+    """
+    # whatever the engine needs it for is said by the engine
+    with contextlib.suppress(OSError):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    # of two commands at once, the second finds what the first has written down
+    with taking_run_lock(run_dir, launches=False):
+        before = _submission_in(run_dir)
+        if isinstance(before, LaunchedRun) and before.launcher.runs():
+            raise going_on_error(run_dir)
+        facts = start()
+        text = json.dumps({"engine": engine, "facts": facts})
+        durable.replace(run_dir / _FACTS, text.encode())
+    return facts
 
 
 def forget_submission(run_dir: Path) -> None:
-    """Removes what `keep_submission` has written: the run goes on, or anew, without that engine."""
+    """Removes what `submit` has written: the run goes on, or anew, without that engine."""
     (run_dir / _FACTS).unlink(missing_ok=True)
 
 
@@ -57,7 +72,7 @@ def find_followed(run_dir: Path) -> Submitted | None:
 
 
 def _submission_in(run_dir: Path) -> Submitted | None:
-    """Returns the run that `keep_submission` has written down; None without one that makes sense."""
+    """Returns the run that `submit` has written down; None without one that makes sense."""
     kept: dict[str, Any] = document(run_dir / _FACTS)
     try:
         return engine_of(kept["engine"]).submitted_run(kept["facts"])

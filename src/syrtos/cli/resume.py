@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from syrtos import settings
 from syrtos.cli.engine_runs import print_submitted
 from syrtos.cli.execution import execute, this_machine
-from syrtos.cli.followed_run import keep_submission
+from syrtos.cli.followed_run import submit
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.cli.run_request import read_request, request_changes
@@ -91,8 +91,9 @@ def _resume_in_background(run_dir: Path, chosen: argparse.Namespace) -> int:
     ]
     flags = [f"--{name}" for name in ("force", "oversubscribe") if getattr(chosen, name)]
     words = ("resume", str(run_dir), *given, *flags)
-    facts = background.start(run_dir, sys.executable, words)
-    keep_submission(run_dir, background.ENGINE.name, facts)
+    submit(
+        run_dir, background.ENGINE.name, lambda: background.start(run_dir, sys.executable, words)
+    )
     return print_submitted(run_dir)
 
 

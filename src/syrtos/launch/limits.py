@@ -59,14 +59,28 @@ def missing_descriptors(workers: int, running: int) -> str:
 
     ``running``: the workers that it has now.
     """
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + _FILES_OF_WORKER * (workers - running)
-    if most == resource.RLIM_INFINITY or needed <= most:
+    if needed <= (most := allow_descriptors(needed)):
         return ""
     return (
         f"The launcher of {workers} workers opens some {needed} files, and this one may open"
         f" {most}: stop the run, and resume it after `ulimit -n {needed}`."
     )
+
+
+def allow_descriptors(count: int) -> float:
+    """Raises this process's limit of open files to ``count``, as far as the system allows.
+
+    Returns:
+        The limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return float("inf")
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(soft, most)
 
 
 def explain(text: str, status: int | None = None) -> str:

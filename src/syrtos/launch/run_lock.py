@@ -25,7 +25,7 @@ from syrtos.launch import events
 # The file of the lock.
 LOCK = ".lock"
 # A command that asks whether a run goes on may hold the lock for a moment.
-_TRIES, _PAUSE = 5, 0.02
+_TRIES, _PAUSE = 25, 0.02
 # The file in the run directory that the output of a run in the background goes to.
 OUTPUT = "output.log"
 
@@ -128,10 +128,10 @@ class Launcher:
 
 
 @contextlib.contextmanager
-def taking_run_lock(run_dir: Path) -> Iterator[None]:
+def taking_run_lock(run_dir: Path, launches: bool = True) -> Iterator[None]:
     """Context manager: no other process launches anything in this folder.
 
-    This process is written down as the launcher.
+    This process is written down as the launcher, unless it only submits a run to one (``launches``).
 
     Raises:
         ConfigurationError: another process launches something in the folder.
@@ -146,7 +146,8 @@ def taking_run_lock(run_dir: Path) -> Iterator[None]:
         # The kernel drops the lock when this process ends, however it does.
         if not _take(descriptor):
             raise going_on_error(run_dir)
-        _write_down(descriptor, Launcher.of(os.getpid(), _writes_into(run_dir)))
+        if launches:
+            _write_down(descriptor, Launcher.of(os.getpid(), _writes_into(run_dir)))
         yield
     finally:
         os.close(descriptor)

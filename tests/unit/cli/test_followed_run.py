@@ -38,7 +38,7 @@ def lock(folder: Path, launcher: Launcher) -> None:
 def submit(folder: Path, launcher: Launcher) -> None:
     """Writes down the launcher as one that was started in the background."""
     facts = {name: str(value) for name, value in dataclasses.asdict(launcher).items()}
-    followed_run.keep_submission(folder, "background", {"run_dir": str(folder), **facts})
+    followed_run.submit(folder, "background", lambda: {"run_dir": str(folder), **facts})
 
 
 def followed_launcher(folder: Path) -> Launcher | None:
@@ -68,7 +68,7 @@ def test_the_newest_launcher_is_followed(tmp_path: Path) -> None:
 
 def test_a_job_of_an_engine_is_asked_whatever_its_launcher_has_written_down(tmp_path: Path) -> None:
     facts = {"job": "7", "run_dir": str(tmp_path)}
-    followed_run.keep_submission(tmp_path, "slurm", facts)
+    followed_run.submit(tmp_path, "slurm", lambda: facts)
     lock(tmp_path, Launcher.of(os.getpid(), in_background=False))
     found = followed_run.find_followed(tmp_path)
     assert isinstance(found, SubmittedJob)

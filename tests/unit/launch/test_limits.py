@@ -101,3 +101,12 @@ def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) ->
     assert limits.missing_descriptors(4, 2) == ""
     assert "`ulimit -n" in limits.missing_descriptors(20, 2)
     assert "`ulimit -n" in limits.missing_descriptors(10**24, 2)
+
+
+def test_the_soft_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, raised = len(os.listdir("/proc/self/fd")), list[object]()
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (opened + 4, opened + 100))
+    monkeypatch.setattr(limits.resource, "setrlimit", lambda which, to: raised.append(to))
+    assert limits.missing_descriptors(20, 2) == ""
+    assert raised == [(opened + 72, opened + 100)]
+    assert "`ulimit -n" in limits.missing_descriptors(60, 2)

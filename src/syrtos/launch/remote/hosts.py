@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import resource
 import threading
 import time
 from collections.abc import Mapping
 from typing import IO
 
+from syrtos.launch import limits
 from syrtos.launch.plan import LaunchPlan, forwarded_variables
 from syrtos.launch.process_engine import Outputs, ProcessEnd, ProcessEngine, Vitals
 from syrtos.launch.processes import pmi
@@ -42,7 +42,7 @@ class Hosts(ProcessEngine):
         self._records = MissingRecords(plan)
         self._vitals: dict[int, Vitals] = {}
         self._writers: dict[tuple[int, int], IO[bytes]] = {}
-        _allow_descriptors(4 * len(self._host_of) + 256)
+        limits.allow_descriptors(4 * len(self._host_of) + 256)
         self.outputs = {rank: self._pipes(rank) for rank in self._host_of}
         self._all_agents = agents
         self._agents = agents.for_hosts(plan.agents, env)
@@ -201,12 +201,3 @@ class Hosts(ProcessEngine):
     def note_death(self, rank: int) -> None:
         for agent in self._agents.values():
             agent.send("death", rank=rank)
-
-
-def _allow_descriptors(count: int) -> None:
-    """Raises this process's limit of open files to ``count``, as far as the system allows."""
-    # each worker has two pipes here
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
