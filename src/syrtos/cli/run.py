@@ -282,7 +282,7 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts
     if chosen.dry_run:
         print(plan)
         return 0
-    _warn_of_one_worker(chosen, spec)
+    _check_late_options(chosen, spec)
     seed = random.SystemRandom().randrange(2**31)
     backend = settings.environment().get("KERAS_BACKEND")
     request = RunRequest(
@@ -381,16 +381,32 @@ def _hosts(chosen: argparse.Namespace) -> tuple[Host, ...]:
     return listed_by(chosen.discover, "") if chosen.discover else ()
 
 
-def _warn_of_one_worker(chosen: argparse.Namespace, spec: Spec) -> None:
+def _check_late_options(chosen: argparse.Namespace, spec: Spec) -> None:
+    """Says that an option of ours after the script is the script's.
+
+    Raises:
+        ConfigurationError: the script reads no arguments, so the option was meant for the run.
+    """
     words = spec.program.arguments
     late = [number for number, word in enumerate(words) if word in ("-n", "--hosts", "--hostfile")]
-    if late and chosen.workers is None and not spec.hosts:
-        option = " ".join(words[late[0] : late[0] + 2])
+    if not late or chosen.workers is not None or spec.hosts:
+        return
+    # only here: it takes longer to import than all of this file
+    from syrtos.cli.script_environment import may_read_arguments
+
+    name, option = spec.program.name, " ".join(words[late[0] : late[0] + 2])
+    says = f"`{words[late[0]]}` after the script goes to the script"
+    if may_read_arguments(spec.program):
         print(
-            f"syrtos: `{words[late[0]]}` after the script goes to the script, so this run has one"
-            f" worker. For more write `syrtos run {option} {spec.program.name}`.",
+            f"syrtos: {says}, so this run has one worker. For more write `syrtos run"
+            f" {option} {name}`.",
             file=sys.stderr,
         )
+        return
+    raise ConfigurationError(
+        f"{says}, and {name} reads no arguments. Expected: options before the script, `syrtos run"
+        f" {option} {name}`. Where something else reads them, `syrtos run -n 1 {name} {option}`."
+    )
 
 
 def _workers(asked: int | None, hosts: tuple[Host, ...], elastic: Elastic | None) -> int:

@@ -1,4 +1,4 @@
-"""The variables of the environment that a script names, and which of them have other values now.
+"""The variables of the environment that a script names, and whether it reads arguments.
 
 A script's text names a variable by a string, however the script then reads it: `os.environ`,
 `os.getenv`, a function of its own, an option of a library. Values are kept as salted digests,
@@ -19,6 +19,12 @@ from syrtos.launch.program import Program
 from syrtos.settings import is_secret
 
 _BYTES = 8  # of a salt, and of a digest
+# Names without which a script reads no arguments.
+_READERS = frozenset((
+    "absl", "app", "argparse", "argv", "click", "configargparse", "cyclopts", "docopt", "fire",
+    "flags", "getopt", "hydra", "jsonargparse", "optparse", "orig_argv", "plac", "simple_parsing",
+    "tap", "transformers", "typer", "tyro",
+))  # fmt: skip
 
 
 def fingerprints(program: Program, env: Mapping[str, str]) -> dict[str, Any]:
@@ -51,20 +57,41 @@ def _digest(value: str, salt: str) -> str:
     ).hexdigest()
 
 
+def may_read_arguments(program: Program) -> bool:
+    """Returns whether the script or a local module names what reads a script's arguments."""
+    trees = _trees(program)
+    return not trees or any(
+        word in _READERS for tree in trees for node in ast.walk(tree) for word in _words(node)
+    )
+
+
+def _words(node: ast.AST) -> list[str]:
+    """Returns the names that a node imports, or the attribute that it reads."""
+    if isinstance(node, ast.ImportFrom):
+        return [(node.module or "").partition(".")[0], *(each.name for each in node.names)]
+    if isinstance(node, ast.Import):
+        return [each.name.partition(".")[0] for each in node.names]
+    return [node.attr] if isinstance(node, ast.Attribute) else []
+
+
 def _names(program: Program) -> set[str]:
     """Returns the strings in the script, and in local modules, that may name variables."""
+    return {name for tree in _trees(program) for name in _identifiers(tree)}
+
+
+def _trees(program: Program) -> list[ast.AST]:
+    """Returns the parsed script and its local modules; none where that can't be read."""
     # only here: `syrtos run` starts without it where nothing is kept
     from syrtos.doctor.script import read, with_local_modules
 
     path = _file_of(program)
     if path is None:
-        return set()
+        return []
     try:
-        scripts = with_local_modules(read(path))
+        return [script.tree for script in with_local_modules(read(path))]
     except ConfigurationError:
         # It can't be parsed, which the workers will say.
-        return set()
-    return {name for script in scripts for name in _identifiers(script.tree)}
+        return []
 
 
 def _file_of(program: Program) -> Path | None:

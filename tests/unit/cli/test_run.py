@@ -96,11 +96,11 @@ def test_the_scripts_arguments_are_no_abbreviations_of_ours(
     assert command[-2:] == arguments.split()
 
 
-def test_a_number_of_workers_after_the_script_is_told(
+def test_a_number_of_workers_after_a_script_that_reads_arguments_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text("")
+    script.write_text("import sys\nassert sys.argv[1:] == ['-n', '2']\n")
     for words, told in (
         ([str(script), "-n", "2"], True),
         (["-n", "1", str(script), "-n", "2"], False),
@@ -108,6 +108,20 @@ def test_a_number_of_workers_after_the_script_is_told(
         assert cli.main(["run", "--run-dir", str(tmp_path / "run"), *words]) == 0
         says = f"`-n` after the script goes to the script, so this run has one worker. For more write `syrtos run -n 2 {script}`."
         assert (says in capfd.readouterr().err) == told
+
+
+def test_a_number_of_workers_after_a_script_without_arguments_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("print('it ran')\n")
+    command = ["run", "--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py"), "-n", "2"]
+    assert cli.main(command) == 2
+    assert f"`syrtos run -n 2 {tmp_path / 'train.py'}`" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+    # a module beside the script reads them
+    (tmp_path / "helper.py").write_text("from argparse import ArgumentParser\n")
+    assert cli.main(command) == 0
 
 
 def test_the_scripts_double_dash_is_its_own(dry_run: DryRun) -> None:
