@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from backend_behaviours import COMM, FOLDER, data, main, model, used, written
 
 import syrtos.data
 from syrtos.errors import ConfigurationError, DataError
+from syrtos.keras.jax import script_functions
 
 
 def is_shared(built: Any) -> bool:
@@ -47,6 +49,60 @@ def averages_of_weights() -> float:
     return float(np.asarray(averaged.predict(x, verbose=0)).sum())
 
 
+def loop_of_its_own() -> Any:
+    """Losses, weights and a metric of a function that the script compiles, with batches of 16, 16 and 8 rows."""
+    # however little it computes
+    script_functions._OPERATIONS = 1.0
+    x, y = data(40)
+    built = model(
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3),
+        Sorting(),
+        keras.layers.Dense(8),
+    )
+    optimizer, loss_fn = keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError()
+    optimizer.build(built.trainable_variables)
+    traced: list[str] = []
+
+    def loss_of(trained: Any, others: Any, x: Any, y: Any, training: bool) -> Any:
+        traced.append("train" if training else "evaluate")
+        predicted, others = built.stateless_call(trained, others, x, training=training)
+        return loss_fn(y, predicted), others
+
+    @functools.partial(jax.jit, static_argnames="training", donate_argnums=0)
+    def step(state: Any, batch: Any, *, training: bool) -> Any:
+        trained, others, slots = state
+        gradient = jax.value_and_grad(loss_of, has_aux=True)
+        (loss, others), gradients = gradient(trained, others, *batch, training)
+        trained, slots = optimizer.stateless_apply(slots, gradients, trained)
+        return loss, (trained, others, slots)
+
+    @jax.jit
+    def evaluate(trained: Any, others: Any, x: Any, y: Any) -> Any:
+        return loss_of(trained, others, x, y, False)[0]
+
+    groups = built.trainable_variables, built.non_trainable_variables, optimizer.variables
+    # their own values are used further below
+    state = [[jax.numpy.array(v.value, copy=True) for v in group] for group in groups]
+    losses: list[float] = []
+    for _ in range(2):
+        for begin in range(0, len(x), 16):
+            rows = slice(begin, begin + 16)
+            batch = (x[rows], jax.numpy.asarray(y[rows]))
+            loss, state = step(state, batch, training=True)
+            losses.append(float(loss))
+    losses.append(len(traced))
+    if COMM.size > 1:
+        (program,) = step._programs.values()
+        assert program._trains
+        assert all(program._trains.values())
+    # one worker alone may call what does not train
+    if COMM.rank == 0:
+        losses.append(float(evaluate(*state[:2], x, y)))
+    losses[7:] = [COMM.broadcast_object(losses[7] if COMM.rank == 0 else None)]
+    return [*losses, *(float(jax.numpy.sum(jax.numpy.abs(v))) for v in state[0])]
+
+
 def one_program() -> None:
     """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, predictions, mixed and sorted rows: as in one process."""
     built = model(
@@ -68,6 +124,7 @@ def one_program() -> None:
     found["loss of rows on a mesh"] = rows_on_a_mesh()
     found["calls of a step"] = calls_of_a_step()
     found["after moving averages"] = averages_of_weights()
+    found["a loop of its own"] = loop_of_its_own()
     written("one_program", built, found)
 
 

@@ -106,9 +106,10 @@ def _leave(pid: int) -> None:
     # A script that has failed may not have come so far.
     if not StepCount.made and comm.rank == 0 and not hasattr(sys, "last_value"):
         print(
-            "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras. In a loop of"
-            " its own the workers share what it splits over the devices of all of them"
-            " (`jax.devices()`), and each computes the rest alone.",
+            "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras, and no"
+            " function that it compiles by `jax.jit` was split: each worker has computed all by"
+            " itself, but for what the script splits over the devices of all workers"
+            " (`jax.devices()`).",
             file=sys.stderr,
         )
     # Rank 0's coordinator goes last: JAX aborts a process that finds it gone.

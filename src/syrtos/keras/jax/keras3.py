@@ -24,6 +24,7 @@ from syrtos.keras.jax import (
     joining,
     python_calls,
     recurrent,
+    script_functions,
     sharded_update,
     step,
     verifying,
@@ -292,6 +293,13 @@ PATCHES = [
         "shuffle",
         _shuffling_whole,
         "XLA ends the process where it sorts along rows that it has split (JAX 0.10).",
+    ),
+    Patch(
+        "jax",
+        "jit",
+        script_functions.partition_functions_of_script,
+        "A function that trains is a program of all workers.",
+        everywhere=True,
     ),
     Patch(
         "jax.debug",

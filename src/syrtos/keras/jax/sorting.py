@@ -23,20 +23,20 @@ def compute_split(step: Callable[[State, object], _Tree], state: State, data: ob
     # Not by a wrapper of `jax.lax.sort`, whose callers JAX traces once for all steps and scripts.
     # The step is traced once, too: it may make variables.
     program, shapes = jax.make_jaxpr(step, return_shape=True)(state, data)
-    rows = data if _sorts(program.jaxpr) else distribution.split_rows(data)
+    rows = data if sorts(program.jaxpr) else distribution.split_rows(data)
     results = jaxpr_as_fun(program)(*jax.tree.leaves((state, rows)))
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
-def _sorts(program: Jaxpr) -> bool:
+def sorts(program: Jaxpr) -> bool:
     """Returns whether a traced program (`jax.core.Jaxpr`), or a part of it, sorts."""
     return any(
-        equation.primitive.name == "sort" or any(map(_sorts, _programs_in(equation.params)))
+        equation.primitive.name == "sort" or any(map(sorts, programs_in(equation.params)))
         for equation in program.eqns
     )
 
 
-def _programs_in(parameters: Mapping[str, object]) -> list[Jaxpr]:
+def programs_in(parameters: Mapping[str, object]) -> list[Jaxpr]:
     """Returns the programs among an equation's parameters, such as the body of a loop."""
     found = [getattr(leaf, "jaxpr", leaf) for leaf in jax.tree.leaves(list(parameters.values()))]
     return [leaf for leaf in found if hasattr(leaf, "eqns")]
