@@ -107,9 +107,9 @@ def _leave(pid: int) -> None:
     if not StepCount.made and comm.rank == 0 and not hasattr(sys, "last_value"):
         print(
             "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras, and no"
-            " function that it compiles by `jax.jit` was split: each worker has computed all by"
-            " itself, but for what the script splits over the devices of all workers"
-            " (`jax.devices()`).",
+            " function of its own was split (one is that trains, is compiled by `jax.jit` and"
+            " computes enough): each worker has computed all by itself, but for what the script"
+            " splits over the devices of all workers (`jax.devices()`).",
             file=sys.stderr,
         )
     # Rank 0's coordinator goes last: JAX aborts a process that finds it gone.
