@@ -16,7 +16,7 @@ from jax.extend.core import Jaxpr, jaxpr_as_fun
 from syrtos.comm import world
 from syrtos.keras.datasets import batches, checksums
 from syrtos.keras.jax import distribution, sorting, step
-from syrtos.launch.worker.tracebacks import is_of_script
+from syrtos.keras.split.script_modules import is_name_of_script
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ def partition_functions_of_script(original: Compile) -> Compile:
     """
 
     def jit(*function: Function, **options: Any) -> object:
-        if not is_of_script(sys._getframe(1).f_code.co_filename):
+        if not is_name_of_script(sys._getframe(1).f_globals.get("__name__", "")):
             return original(*function, **options)
         if not function:
             return functools.partial(jit_of_script, **options)

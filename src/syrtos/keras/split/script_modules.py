@@ -25,7 +25,7 @@ def script_mentions(pattern: str) -> bool:
     Installed modules are left out.
     """
     files = {
-        _file_of(module) for name, module in list(sys.modules.items()) if _is_name_of_script(name)
+        _file_of(module) for name, module in list(sys.modules.items()) if is_name_of_script(name)
     }
     return any(re.search(pattern, _text_of(file)) for file in files if file.endswith(".py"))
 
@@ -38,7 +38,8 @@ def _text_of(file: str) -> str:
         return ""
 
 
-def _is_name_of_script(name: str) -> bool:
+def is_name_of_script(name: str) -> bool:
+    """Returns whether a module that is loaded is the script's, by its name."""
     # syrtos itself may be run from its source, which is no installed package.
     return name.partition(".")[0] not in ("syrtos", "builtins") and _is_file_of_script(name)
 
