@@ -194,3 +194,29 @@ def test_where_it_has_no_meaning_it_is_refused(
     )
     assert done.returncode != 0
     assert says in done.stdout + done.stderr
+
+
+BY_VARIABLE = """
+import json, keras, numpy as np
+keras.utils.set_random_seed(5)
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(77, 10)).astype("float32"), rng.normal(size=(77, 4)).astype("float32")
+layers = [keras.Input((10,)), keras.layers.Dense(24, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(4)]
+model = keras.Sequential(layers)
+model.compile(keras.optimizers.Lamb(0.01), "mse")
+losses = model.fit(x, y, batch_size=16, epochs=2, verbose=0).history["loss"]
+print(json.dumps([*losses, *(float(np.abs(v).sum()) for v in model.get_weights())]))
+"""
+
+
+def test_a_worker_without_a_part_of_a_variable_gathers_after_all_sums(tmp_path: Path) -> None:
+    """`Lamb` and `Muon` are divided by whole variables: a worker has a part of some sums alone."""
+    (tmp_path / "train.py").write_text(BY_VARIABLE)
+    flags, env = ("--oversubscribe", "--shard-update"), {**ENV, "KERAS_BACKEND": "tensorflow"}
+    plain = [tmp_path / "train.py"]
+    found = []
+    for command in (plain, forking.syrtos_run(tmp_path / "run", 3, *plain, flags=flags)):
+        done = forking.run(command, env)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(next(s for s in done.stdout.splitlines() if s.startswith("["))))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)

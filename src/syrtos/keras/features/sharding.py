@@ -134,6 +134,10 @@ class Sharding:
         """Returns the first element of each worker's part, and the one after its last."""
         return [(part.start, part.stop) for part in self._parts[state.identity(variable)]]
 
+    def leaves_one_out(self, variable: Variable) -> bool:
+        """Returns whether a worker has no part of a variable."""
+        return any(start == stop for start, stop in self.bounds_of(variable))
+
     def knows(self, variable: Variable) -> bool:
         """Returns whether the optimizer was built for this variable."""
         return state.identity(variable) in self._parts

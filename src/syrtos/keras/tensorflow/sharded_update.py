@@ -92,13 +92,24 @@ def _sharding(original: Method) -> Method:
         dense = [g if isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g in grads]
         pairs = list(zip(dense, variables, strict=True))
         is_compiled = compiled_update.is_compiled(self, variables)
-        last: list[tf.Tensor] = []
+        last = [whole for g, v in pairs if found.leaves_one_out(v) for whole in _wholes(g)]
         for bucket in _buckets(pairs):
             # So that the new values of one bucket are there at a time.
             with tf.control_dependencies(last):
                 last = _update(found, self, bucket, learning_rate, decaying, is_compiled)
 
     return backend_update_step
+
+
+def _wholes(gradient: Gradient) -> list[tf.Tensor]:
+    """Returns tensors for which a partitioned program needs the gradient whole, on any worker.
+
+    A worker without a part of the variable would else make no exchange for it, and the others do.
+    """
+    is_rows = isinstance(gradient, tf.IndexedSlices)
+    parts = [gradient.values, gradient.indices] if is_rows else [gradient]
+    # its bits are not those of a sum's terms, and need no memory
+    return [tf.bitcast(part, _BITS[part.dtype.size]) for part in parts]
 
 
 def _buckets(pairs: Pairs) -> list[Pairs]:
@@ -235,6 +246,7 @@ def _gather_values(
     return ops.exchange(run, padded, [tensor.dtype for tensor in padded], ops.telling_of_sum())
 
 
+_BITS = {2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 _OPTIMIZER = "keras:Optimizer"
 
 PATCHES = [
