@@ -55,7 +55,7 @@ def apply_all() -> None:
     backend.use(Jax())
     session = world.current()
     if session.world.size == 1:
-        patching.install([*_of_features(), *_INPUT, _FIT, _STEPS, *patches.PATCHES])
+        patching.install([*_of_features(), *_INPUT, methods.FIT, _STEPS, *patches.PATCHES])
         return
     _check_options(session)
     joining.join()
@@ -99,14 +99,6 @@ def _check_options(session: world.Session) -> None:
 
 
 # -- trainer -------------------------------------------------------------------------------------------
-
-
-def _on_batch(original: Method) -> Method:
-    return methods.on_batch(original, step.check_sums)
-
-
-def _train_on_batch(original: Method) -> Method:
-    return methods.train_on_batch(original, step.check_sums)
 
 
 def _batches(original: Method) -> Method:
@@ -235,12 +227,9 @@ def _shuffling_whole(original: Method) -> Method:
 
 
 _TRAINER = "keras.src.backend.jax.trainer"
-_MEETING = "Workers that don't call the same are told so at once."
-_EQUAL = "Replicas compute with equal weights."
 _SAVED = "Variables that are split over processes are gathered where they are read, as for files."
 
 _INPUT = methods.input_of(f"{_TRAINER}:JAXEpochIterator", _batches)
-_FIT = Patch("keras:Model", "fit", methods.fit, _MEETING)
 _STEPS = Patch(
     "keras:Model",
     "_make_function",
@@ -255,12 +244,7 @@ PATCHES = [
         "Uneven batches are split inside the step, its outputs are gathered.",
     ),
     _STEPS,
-    _FIT,
-    Patch("keras:Model", "evaluate", methods.method, _MEETING),
-    Patch("keras:Model", "predict", methods.method, _MEETING),
-    Patch("keras:Model", "train_on_batch", _train_on_batch, _EQUAL),
-    Patch("keras:Model", "test_on_batch", _on_batch, _EQUAL),
-    Patch("keras:Model", "predict_on_batch", _on_batch, _EQUAL),
+    *methods.of_model(step.check_sums),
     *_INPUT,
     Patch(
         _TRAINER,

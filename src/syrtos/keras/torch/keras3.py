@@ -146,14 +146,6 @@ def _batches(original: Method) -> Method:
     return get_iterator
 
 
-def _on_batch(original: Method) -> Method:
-    return methods.on_batch(original, _check)
-
-
-def _train_on_batch(original: Method) -> Method:
-    return methods.train_on_batch(original, _check)
-
-
 def _check(sums: list[float], number: int) -> None:
     if world.sharing().options.batch != "per-worker":
         fitting.check_same_data(sums, number)
@@ -339,8 +331,6 @@ _TRAINER = "keras:Model"
 _ITERATOR = "keras.src.backend.torch.trainer:TorchEpochIterator"
 _VARIABLE = "keras:Variable"
 _BATCHNORM = "keras.layers:BatchNormalization"
-_MEETING = "Workers that don't call the same are told so at once."
-_EQUAL = "Replicas compute with equal weights."
 _SHARE = "Where a step of Keras's own or of the script's meets its batch, which becomes a share."
 _TIMED = "Its time is counted apart."
 _STATE = "What a step assigns is made equal on all workers, before it is read again."
@@ -358,12 +348,7 @@ TRAINER = [
     Patch(_TRAINER, "make_train_function", _making("train_function", _training), _SHARE),
     Patch(_TRAINER, "make_test_function", _making("test_function", _testing), _SHARE),
     Patch(_TRAINER, "make_predict_function", _making("predict_function", _predicting), _SHARE),
-    Patch(_TRAINER, "fit", methods.fit, _MEETING),
-    Patch(_TRAINER, "evaluate", methods.method, _MEETING),
-    Patch(_TRAINER, "predict", methods.method, _MEETING),
-    Patch(_TRAINER, "train_on_batch", _train_on_batch, _EQUAL),
-    Patch(_TRAINER, "test_on_batch", _on_batch, _EQUAL),
-    Patch(_TRAINER, "predict_on_batch", _on_batch, _EQUAL),
+    *methods.of_model(_check),
     *methods.input_of(_ITERATOR, _batches),
 ]
 # From Keras 3.16 on.

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _BATCH = ("x", "y", "sample_weight")
 _ROWS = (*_BATCH, "validation_data")
+_MEETING = "Workers that don't call the same are told so at once."
+_EQUAL = "Replicas compute with equal weights."
 
 
 def _gather_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -91,6 +93,32 @@ def train_on_batch(
         return result
 
     return train_and_note
+
+
+FIT = Patch("keras:Model", "fit", fit, _MEETING)
+
+
+def of_model(check: batches.Check) -> list[Patch]:
+    """Returns the patches of the methods by which a model trains, evaluates and predicts.
+
+    ``check`` compares what the workers were given as one batch.
+    """
+
+    def train(original: Method) -> Method:
+        return train_on_batch(original, check)
+
+    def compute(original: Method) -> Method:
+        return on_batch(original, check)
+
+    return [
+        FIT,
+        *(Patch("keras:Model", name, method, _MEETING) for name in ("evaluate", "predict")),
+        Patch("keras:Model", "train_on_batch", train, _EQUAL),
+        *(
+            Patch("keras:Model", name, compute, _EQUAL)
+            for name in ("test_on_batch", "predict_on_batch")
+        ),
+    ]
 
 
 def epoch_iterator(

@@ -22,6 +22,8 @@ _NAMES = {1: "stdout", 2: "stderr"}
 _WORDS = {1: "standard output", 2: "standard error"}
 # Bytes that wait for a reader, at most: the rest is in the logs of a run.
 _MOST = 64 << 20
+# Seconds that they wait after an error.
+_PATIENCE = 2.0
 
 
 class UnfailingFile(io.FileIO):
@@ -67,48 +69,55 @@ class WriteQueue:
     """Writes that a thread makes in their order, and that wait in memory while nobody takes them.
 
     Attributes:
-        patience: seconds that `in_background` waits for them at its end; None: until they are made.
+        patience: seconds that `end` waits for them; None: until they are made.
+        is_over: whether what follows is dropped.
     """
 
     def __init__(self) -> None:
         self.patience: float | None = None
+        self.is_over = False
         self._pending = collections.deque[tuple[UnfailingFile, bytes]]()
         self._held = 0  # bytes
-        self._over = False
+        self._ended = False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="syrtos-terminal", daemon=True).start()
 
     def put(self, file: UnfailingFile, data: bytes) -> None:
-        """Lets ``data`` be written; drops it where too much waits, or `close` has been called."""
+        """Lets ``data`` be written; drops it where too much waits, or the queue is over."""
         with self._changed:
-            if self._over or self._held + len(data) > _MOST:
+            if self.is_over or self._held + len(data) > _MOST:
                 file.lost = file.lost or _not_taken()
                 return
             self._pending.append((file, data))
             self._held += len(data)
             self._changed.notify_all()
 
-    def settle(self, seconds: float | None) -> bool:
-        """Waits at most ``seconds`` (None: for ever); returns whether all writes are made."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._pending, seconds)
+    def end(self) -> None:
+        """Waits for the writes; those that are not made until its patience ends are dropped.
 
-    def close(self) -> None:
-        """Drops what waits, and all that follows."""
-        with self._changed:
-            self._over = True
-            for file, _ in self._pending:
-                file.lost = file.lost or _not_taken()
-            self._changed.notify_all()
+        So is all that follows then.
+        """
+        is_written = False
+        try:
+            with self._changed:
+                is_written = self._changed.wait_for(lambda: not self._pending, self.patience)
+        finally:
+            with self._changed:
+                self.is_over = not is_written
+                self._ended = True
+                for file, _ in self._pending:
+                    file.lost = file.lost or _not_taken()
+                self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._over)
-                if self._over:
+                self._changed.wait_for(lambda: self._pending or self._ended)
+                if self._ended:
                     return
                 file, data = self._pending[0]
-            file.write_now(memoryview(data))
+            with contextlib.suppress(ValueError):  # it was closed
+                file.write_now(memoryview(data))
             with self._changed:
                 self._pending.popleft()
                 self._held -= len(data)
@@ -132,17 +141,19 @@ def in_background() -> Iterator[list[WriteQueue]]:
     for file in files:
         status = os.fstat(file.fileno())
         file.queue = queues[status.st_dev, status.st_ino]
-    settled = list[WriteQueue]()
     try:
         yield [*queues.values()]
-        flush()
-        settled += [queue for queue in queues.values() if queue.settle(queue.patience)]
-    finally:
-        for file in files:
-            if file.queue in settled:
-                file.queue = None
+    except BaseException:
         for queue in queues.values():
-            queue.close()
+            queue.patience = _PATIENCE
+        raise
+    finally:
+        flush()
+        for queue in queues.values():
+            queue.end()
+        for file in files:
+            if file.queue and not file.queue.is_over:
+                file.queue = None
 
 
 def _await_room(descriptor: int) -> None:

@@ -88,3 +88,22 @@ def test_a_pipe_that_does_not_wait_gets_everything() -> None:
     text = "fcntl.fcntl(1, fcntl.F_SETFL, os.O_NONBLOCK); print('a' * 1_000_000)"
     ended = run(text, stdout=subprocess.PIPE)
     assert (ended.returncode, len(ended.stdout)) == (0, 1_000_001)
+
+
+def test_what_is_printed_after_an_error_in_the_background_is_shown() -> None:
+    ended = run(
+        "try:\n    with streams.in_background():\n        print('before')\n        raise ValueError\n"
+        "except ValueError:\n    print('after')\n",
+        stdout=subprocess.PIPE,
+    )
+    assert ended.stdout == b"before\nafter\n"
+
+
+def test_both_streams_of_one_file_keep_their_order() -> None:
+    ended = run(
+        "with streams.in_background():\n    for i in range(50):\n"
+        "        print(i, flush=True)\n        print(i, file=sys.stderr, flush=True)\n",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert ended.stdout.split() == [b"%d" % (i // 2) for i in range(100)]
