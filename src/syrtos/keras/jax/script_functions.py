@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
+import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 
@@ -19,7 +20,6 @@ from syrtos.keras.jax import distribution, sorting, step
 from syrtos.keras.split.script_modules import is_name_of_script
 
 if TYPE_CHECKING:
-    import numpy as np
     from jax.stages import Wrapped
 
     from syrtos.keras.jax.types import State
@@ -225,7 +225,7 @@ def _operations(program: Jaxpr) -> float:
     return count
 
 
-def _places_of_rows(leaves: Sequence[Any]) -> Places:
+def _places_of_rows(leaves: Sequence[object]) -> Places:
     """Returns which arguments have the rows of a batch: its largest array, and those of as many rows.
 
     There are none without a variable over the devices of all workers, with fewer rows than devices,
@@ -238,7 +238,11 @@ def _places_of_rows(leaves: Sequence[Any]) -> Places:
         or any(isinstance(leaf, Tracer) for leaf in leaves)
     ):
         return ()
-    arrays = {i: leaf for i, leaf in enumerate(leaves) if getattr(leaf, "shape", ())}
+    arrays = {
+        i: leaf
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim
+    }
     own = {i: leaf for i, leaf in arrays.items() if not _is_on_all_workers(leaf)}
     if not own or len(own) == len(arrays):
         return ()
