@@ -158,7 +158,7 @@ class _Supervisor:
                     Pump(pipes.out, sys.stdout, listener),
                     Pump(pipes.err, sys.stderr, listener),
                 )
-            with signalling.passing_pauses_on(self._engine.signal) as pause:
+            with signalling.passing_pauses_on(self._pass_on) as pause:
                 self._wait(pause)
         finally:
             self._engine.kill()
@@ -286,6 +286,11 @@ class _Supervisor:
         self._facts.stopped_by = number
         self._kill_at = time.monotonic() + self._grace
         self._engine.signal(signalling.stop_signal(number))
+
+    def _pass_on(self, number: int) -> None:
+        """Sends a signal to workers, once there are any."""
+        if self._facts.workers:
+            self._engine.signal(number)
 
     # -- waits ---------------------------------------------------------------------------------
 
