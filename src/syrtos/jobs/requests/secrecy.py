@@ -10,10 +10,12 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from syrtos import json_files
+from syrtos.checkpoint import durable
 from syrtos.jobs.requests.hyperparameters import decode
 from syrtos.settings import is_secret
 
@@ -106,12 +108,24 @@ class Redactor:
     def __call__(self, line: str) -> str:
         return self._pattern.sub(_HIDDEN, line) if self._pattern else line
 
-    def redact_files(self, paths: Iterable[Path]) -> None:
-        """Hides the secrets in files of text that no process writes to any more."""
-        for path in paths:
+    def redact_folder(self, job: Path) -> None:
+        """Hides the secrets in logs and ledgers of a job to which no process writes any more."""
+        for path in job.glob("attempt-*/**/logs/*"):
             # a disk may have no room for the copy
             with contextlib.suppress(OSError):
                 self._redact_file(path)
+        for path in job.glob("attempt-*/**/ledger/*.json"):
+            found = json_files.document(path)
+            if (shown := self._redact_texts(found)) != found:
+                with contextlib.suppress(OSError):
+                    durable.replace(path, json.dumps(shown).encode())
+
+    def _redact_texts(self, value: object) -> object:
+        if isinstance(value, dict):
+            return {name: self._redact_texts(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [self._redact_texts(part) for part in value]
+        return self(value) if isinstance(value, str) else value
 
     def _redact_file(self, path: Path) -> None:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:

@@ -321,8 +321,7 @@ class Runner:
             self._trained = True
             self._keep_record()
             # the files to which the job's processes have written
-            output = self._home.job(self._name).glob("attempt-*/**/logs/*")
-            self._record.redact.redact_files(output)
+            self._record.redact.redact_folder(self._home.job(self._name))
             for each in kept:
                 each.finish()
         if self._workers.channel_error and not self._record.why:

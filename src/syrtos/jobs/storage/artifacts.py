@@ -49,14 +49,36 @@ def check_inside(folder: Path, outer: Path, name: str) -> None:
 
 
 def _merge_folders(folders: Sequence[Path]) -> dict[str, Path]:
-    found = {}
+    found: dict[str, Path] = {}
     for folder in folders:
-        paths = sorted(
-            path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
-        )
         # of two files with one name that of the later folder is packed, as on SageMaker
-        found |= {path.relative_to(folder).as_posix(): path for path in paths}
+        found |= {
+            path.relative_to(folder).as_posix(): path.resolve()
+            for path in sorted(_files_inside(folder))
+        }
     return found
+
+
+def _files_inside(folder: Path) -> Iterator[Path]:
+    """Yields the paths of the files in a folder, by links too that do not lead out of it."""
+    root = folder.resolve()
+    # each with whether a link has led there: links to folders in these would multiply files
+    left = [(folder, False)]
+    while left:
+        here, is_linked = left.pop()
+        for path in here.iterdir():
+            try:
+                target = path.resolve() if path.is_symlink() else None
+            except (OSError, RuntimeError):  # a loop of links
+                continue
+            if target and not target.is_relative_to(root):
+                continue
+            if path.is_file():
+                yield path
+            elif path.is_dir() and not (
+                target and (is_linked or here.resolve().is_relative_to(target))
+            ):
+                left.append((path, is_linked or bool(target)))
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -46,12 +46,20 @@ def test_secrets_are_hidden_in_requests() -> None:
     assert json.loads(redact(REQUEST)["HyperParameters"]["config"])["rows"] == 3
 
 
-def test_a_file_of_output(tmp_path: Path) -> None:
-    path, other = tmp_path / "rank-0.log", tmp_path / "rank-1.log"
+def test_files_of_a_job(tmp_path: Path) -> None:
+    logs, ledger = tmp_path / "attempt-1" / "logs", tmp_path / "attempt-1" / "ledger"
+    logs.mkdir(parents=True)
+    ledger.mkdir()
+    path, other, document = logs / "rank-0.log", logs / "rank-1.log", ledger / "launcher.json"
     path.write_bytes(b"begins\r\n\xff abcdefgh\nno end")
     other.write_bytes(b"nothing")
+    document.write_text(json.dumps({"failures": [{"text": "bad abcdefgh"}], "seconds": 4711}))
     before = other.stat().st_ino
-    Redactor(["abcdefgh"]).redact_files([path, other, tmp_path / "missing"])
+    Redactor(["abcdefgh", "4711"]).redact_folder(tmp_path)
     assert path.read_bytes() == b"begins\r\n\xff ******\nno end"
+    assert json.loads(document.read_text()) == {
+        "failures": [{"text": "bad ******"}],
+        "seconds": 4711,
+    }
     assert other.stat().st_ino == before
-    assert sorted(tmp_path.iterdir()) == [path, other]
+    assert sorted(logs.iterdir()) == [path, other]

@@ -75,6 +75,25 @@ def test_links_are_not_followed_out_of_an_output_folder(tmp_path: Path) -> None:
     assert artifacts.pack([model], tmp_path / "x.tar.gz") == 1
 
 
+def test_links_inside_of_an_output_folder_are_packed_as_files(tmp_path: Path) -> None:
+    """As the caches of model hubs are laid out."""
+    model = write(tmp_path / "model", blobs__abc="weights", snap__config="c")
+    (model / "snap" / "weights").symlink_to("../blobs/abc")
+    (model / "latest").symlink_to("snap")
+    (model / "snap" / "self").symlink_to("..")
+    (model / "loop").symlink_to("loop")
+    (model / "gone").symlink_to("nothing")
+    assert artifacts.pack([model], tmp_path / "x.tar.gz") == 5
+    artifacts.unpack(tmp_path / "x.tar.gz", tmp_path / "out")
+    assert files(tmp_path / "out") == {
+        "blobs/abc": "weights",
+        "snap/config": "c",
+        "snap/weights": "weights",
+        "latest/config": "c",
+        "latest/weights": "weights",
+    }
+
+
 def test_upload_as_archive_and_file_by_file(places: StorageURIs, tmp_path: Path) -> None:
     one, two = write(tmp_path / "one", same="1", deep__a="1"), write(tmp_path / "two", same="2")
     assert artifacts.upload(places, [one, two], "s3://out/job/output", "model.tar.gz", tmp_path)
