@@ -75,7 +75,10 @@ def _submission_in(run_dir: Path) -> Submitted | None:
     """Returns the run that `submit` has written down; None without one that makes sense."""
     kept: dict[str, Any] = document(run_dir / _FACTS)
     try:
-        return engine_of(kept["engine"]).submitted_run(kept["facts"])
+        found = engine_of(kept["engine"]).submitted_run(kept["facts"])
+        # that of a folder which this one is a copy of
+        is_another = isinstance(found, LaunchedRun) and not found.is_in(run_dir)
+        return None if is_another else found
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 

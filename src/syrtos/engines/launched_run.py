@@ -24,6 +24,10 @@ class LaunchedRun(Submitted):
         self._run_dir, self.launcher = run_dir, launcher
         self.name = f"launcher {launcher.pid}"
 
+    def is_in(self, run_dir: Path) -> bool:
+        """Returns whether this is the folder of the run, and no copy of it."""
+        return self._run_dir.resolve() == run_dir.resolve()
+
     def state(self) -> RunState:
         if self.launcher.runs():
             return RunState("running")

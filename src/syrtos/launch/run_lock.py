@@ -186,19 +186,29 @@ def _writes_into(run_dir: Path) -> bool:
 
 
 def launcher_of(run_dir: Path) -> Launcher | None:
-    """Returns the last launcher in this folder, which may have ended; None if none is known."""
+    """Returns the last launcher in this folder, which may have ended; None if none is known.
+
+    One that runs, and does not hold the lock, counts as ended: it is about to, or it runs in a
+    folder that this one is a copy of.
+    """
     try:
         facts = parse_line((run_dir / LOCK).read_bytes().partition(b"\n")[0])
     except OSError:
         return None
-    return Launcher.from_facts(facts) if facts else None
+    launcher = Launcher.from_facts(facts) if facts else None
+    if launcher and launcher.runs() and _is_held(run_dir) is False:
+        return dataclasses.replace(launcher, born=0)
+    return launcher
 
 
 def is_going_on(run_dir: Path) -> bool:
     """Returns whether a launcher runs something in this folder; writes nothing into it."""
     launcher = launcher_of(run_dir)
-    if launcher is not None and launcher.runs():
-        return True
+    return bool(launcher and launcher.runs()) or bool(_is_held(run_dir))
+
+
+def _is_held(run_dir: Path) -> bool | None:
+    """Returns whether a process of this machine holds the lock; None if that can't be known."""
     try:
         with (run_dir / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -206,7 +216,7 @@ def is_going_on(run_dir: Path) -> bool:
         return True
     except OSError:
         # There is no folder, it is none of a run, or the file system has no locks.
-        pass
+        return None
     return False
 
 

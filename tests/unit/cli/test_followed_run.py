@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -30,15 +32,26 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         started.kill()
 
 
+HELD: list[IO[str]] = []
+
+
 def lock(folder: Path, launcher: Launcher) -> None:
-    """Writes down the launcher as if it had the lock."""
-    (folder / ".lock").write_text(json.dumps(dataclasses.asdict(launcher)) + "\n")
+    """Writes down the launcher, and holds the lock in its place until the process ends."""
+    while HELD:
+        HELD.pop().close()
+    file = (folder / ".lock").open("w+")
+    file.write(json.dumps(dataclasses.asdict(launcher)) + "\n")
+    file.flush()
+    if launcher.runs():
+        fcntl.flock(file, fcntl.LOCK_EX)
+        HELD.append(file)
 
 
 def submit(folder: Path, launcher: Launcher) -> None:
     """Writes down the launcher as one that was started in the background."""
     facts = {name: str(value) for name, value in dataclasses.asdict(launcher).items()}
-    followed_run.submit(folder, "background", lambda: {"run_dir": str(folder), **facts})
+    kept = {"engine": "background", "facts": {"run_dir": str(folder), **facts}}
+    (folder / "engine.json").write_text(json.dumps(kept))
 
 
 def followed_launcher(folder: Path) -> Launcher | None:
