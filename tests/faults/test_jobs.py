@@ -177,6 +177,23 @@ def test_a_job_that_fills_the_disk_fails_once_and_says_so(small_disk: Path, comm
     assert "is full (ENOSPC, No space left on device)" in found["FailureReason"]
 
 
+@pytest.mark.root
+def test_a_small_model_outlives_a_disk_that_something_else_has_filled(small_disk: Path) -> None:
+    command = "echo weights > $SM_MODEL_DIR/model; echo ready; sleep 6; exit 3"
+    with served(small_disk / "home") as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_training_job(**request("beside", command))
+        until_said(client, "beside", "ready")
+        with contextlib.suppress(OSError), (small_disk / "other").open("wb") as other:
+            while True:
+                other.write(bytes(1 << 16))
+                other.flush()
+        found = final(sagemaker, "beside")
+        (small_disk / "other").unlink()
+    place = found["FailureReason"].partition("Its model is kept in ")[2].rstrip(".")
+    assert (Path(place) / "0" / "model").read_text() == "weights\n", found["FailureReason"]
+
+
 def test_a_long_output_shows_its_first_line_at_once(tmp_path: Path) -> None:
     with served(tmp_path) as client:
         client("sagemaker").create_training_job(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import gc
 import importlib
 import io
@@ -105,7 +107,8 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
     """
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
-        _print_help()
+        with contextlib.suppress(BrokenPipeError):
+            _print_help()
         return 0 if words else 2
     refuse_unknown_command(words, _COMMANDS)
     if not _has_folder():
@@ -149,6 +152,13 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         return 2
     except (OSError, RuntimeError, MemoryError) as error:
         why = explain(f"{type(error).__name__}: {error}")
+        if (
+            not why
+            and isinstance(error, OSError)
+            and not error.filename
+            and error.errno == errno.ENOSPC
+        ):
+            why = "Is the disk full that standard output goes to?"
         if not why:
             raise
         print(f"syrtos: {str(error) or type(error).__name__}. {why}", file=sys.stderr)
@@ -195,12 +205,27 @@ def process_main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = exit_code(error)
+    code = _flush(code)
     if early:
         early.end()
         # Python looks through all that is left for circles when it ends, which takes 8 ms. The
         # launcher has closed its files.
         gc.freeze()
     sys.exit(code)
+
+
+def _flush(code: int) -> int:
+    """Prints what is in buffers; returns ``code``, or 1 where standard output takes nothing."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Python would try again, and print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # What reads the output has enough, as `| head`.
+        if not isinstance(error, BrokenPipeError):
+            print(f"syrtos: standard output can't be written to: {error.strerror}", file=sys.stderr)
+            return code or 1
+    return code
 
 
 def _packages_of_jobs() -> str:

@@ -54,11 +54,13 @@ def main(chosen: argparse.Namespace) -> int:
             f" {', '.join(map(str, begun)) or 'still starting'}."
         )
     try:
-        answer = debugging.ask(folder, rank, _PATIENCE)
+        answer = debugging.ask(folder, rank, _PATIENCE, lambda: is_going_on(run_dir))
     except OSError as error:
         raise ConfigurationError(f"{folder} can't be written to: {error.strerror}.") from error
     if not answer and all_folders(run_dir)[-1] != folder:
         raise ConfigurationError("The workers were started again meanwhile: attach once more.")
+    if not answer and not is_going_on(run_dir):
+        raise ConfigurationError(f"The run in {run_dir} has ended meanwhile.")
     if not answer:
         raise ConfigurationError(
             f"Rank {rank} has not answered in {_PATIENCE:.0f} s: it is in a long operation outside"

@@ -228,7 +228,7 @@ def _execute(
     if not verifies:
         number = generations.next_generation(run_dir, resume)
         _announce(request.spec, generations.generation_folder(run_dir, number))
-    kept = KeptRequest(run_dir)
+    kept = KeptRequest(run_dir, request)
     with contextlib.ExitStack() as ending:
         queues = ending.enter_context(streams.in_background())
         showing = showing_progress(run_dir, request.spec.workers)
@@ -422,7 +422,7 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, request: RunRequest)
         print(f"syrtos: no restart: {ended.reason.rstrip('.')}.", file=sys.stderr)
     # the same batch gives the same numbers
     again_the_same = ended.outcome.has_reported("NonFiniteError")
-    if not ended.resumable or again_the_same:
+    if not ended.resumable or again_the_same or not (run_dir / REQUEST).exists():
         return ended.outcome.code
     mended = ", once the cause is mended" if ended.reason else ""
     by_scheduler = [ended.outcome.end.name, ended.outcome.code] == BY_SCHEDULER

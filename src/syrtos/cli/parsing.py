@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from syrtos.launch.spelling import closest_name
@@ -135,6 +136,17 @@ def seconds(text: str) -> float:
     if (found := number(text)) < 0:
         raise ValueError(text)
     return found
+
+
+def folder(text: str) -> Path:
+    """Returns the path of a folder that an option was given.
+
+    Raises:
+        ArgumentTypeError: it is empty, as the value of a variable that is not set.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder, received an empty text")
+    return Path(text)
 
 
 def closest(word: str, known: Iterable[str]) -> str:

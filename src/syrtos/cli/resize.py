@@ -52,9 +52,11 @@ def main(chosen: argparse.Namespace) -> int:
             f"No run is going on in {run_dir}. `syrtos resume {shlex.quote(str(run_dir))} -n"
             f" {chosen.workers}` goes on from its snapshot."
         )
-    refusal = ask_for(run_dir, chosen.workers, _PATIENCE)
+    refusal = ask_for(run_dir, chosen.workers, _PATIENCE, lambda: is_going_on(run_dir))
     if refusal:
         raise ConfigurationError(refusal)
+    if refusal is None and not is_going_on(run_dir):
+        raise ConfigurationError(f"The run in {run_dir} has ended meanwhile.")
     if refusal is None:
         raise ConfigurationError(
             f"The launcher of the run in {run_dir} has not answered in {_PATIENCE:.0f} s: is this"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from syrtos import settings
 from syrtos.cli import engine_runs
 from syrtos.cli.execution import ConnectedHosts, execute, this_machine
-from syrtos.cli.parsing import Help, number, seconds
+from syrtos.cli.parsing import Help, folder, number, seconds
 from syrtos.cli.run_dirs import absolute
 from syrtos.cli.run_request import RunRequest
 from syrtos.cli.watching import TRACKERS, all_trackers, check
@@ -64,7 +64,7 @@ def add_to(commands: Commands) -> None:
     _add_workers(parser)
     parser.add_argument(
         "--run-dir",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="run directory: logs, ledgers and summary (default: runs/TIME)",
     )

@@ -103,8 +103,8 @@ class RunRequest:
         readable = {"options": ", ".join(options), "sha256": "the script's file"}
         return [readable.get(name, name) for name in names] + unknown
 
-    def write(self, run_dir: Path) -> None:
-        """Writes the request into the run directory, so that the run can be resumed from there."""
+    def facts(self) -> dict[str, Any]:
+        """Returns all that the run directory keeps, so that the run can be resumed from there."""
         watched = {"track": self.track, "metrics_port": self.metrics_port}
         facts = {
             "seed": self.seed,
@@ -113,10 +113,14 @@ class RunRequest:
             **watched,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
+        return self.identifying_facts() | facts
+
+    def write(self, run_dir: Path) -> None:
+        """Writes the request into the run directory."""
         path = run_dir / REQUEST
         # better none than that of another run, where there is no room for this one
         path.unlink(missing_ok=True)
-        _write(path, self.identifying_facts() | facts)
+        _write(path, self.facts())
 
 
 def digest_of_script(script: str) -> str:
@@ -285,12 +289,13 @@ class KeptRequest:
     """The request in a run directory, of a run that goes on.
 
     Its launcher alone writes it meanwhile, and writes all of it again at each change: the run can
-    be resumed although something has damaged the file.
+    be resumed although something has damaged the file, removed its folder, or filled the disk when
+    it was begun.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, request: RunRequest) -> None:
         self._path, self._place = run_dir / REQUEST, _place_of(run_dir)
-        self._facts = document(self._path)
+        self._facts = document(self._path) or request.facts()
 
     def note(self, **facts: object) -> None:
         """Adds facts to the request, in the place of those with the same names.
@@ -298,10 +303,12 @@ class KeptRequest:
         Raises:
             OSError: the file can't be written, or its folder was removed, with what was recorded.
         """
-        if _place_of(self._path.parent) != self._place:
+        self._facts |= facts
+        place = _place_of(self._path.parent)
+        if place:
+            _write(self._path, self._facts)
+        if place != self._place:
             raise FileNotFoundError(errno.ENOENT, "the folder was removed", str(self._path.parent))
-        self._facts = (self._facts or read_object(self._path)) | facts
-        _write(self._path, self._facts)
 
 
 def _place_of(folder: Path) -> int:

@@ -418,11 +418,12 @@ def listed_by(command: str, file: str) -> tuple[Host, ...]:
     return parse_lines(out.splitlines(), f"`{command}`")
 
 
-def ask_for(run_dir: Path, workers: int, seconds: float) -> str | None:
+def ask_for(run_dir: Path, workers: int, seconds: float, goes_on: Callable[[], bool]) -> str | None:
     """Asks the launcher of a run for another number of workers.
 
     Returns:
-        Why it refuses; empty if it agrees; None if it has not answered within ``seconds``.
+        Why it refuses; empty if it agrees; None if it has not answered within ``seconds``, or while
+        the run goes on.
     """
     number = str(secrets.randbelow(1 << 62))
     answer = _answer(run_dir, number)
@@ -430,7 +431,7 @@ def ask_for(run_dir: Path, workers: int, seconds: float) -> str | None:
         run_dir / _RESIZE, json.dumps({"workers": workers, "number": int(number)}).encode()
     )
     deadline = time.monotonic() + seconds
-    while not answer.exists() and time.monotonic() < deadline:
+    while not answer.exists() and time.monotonic() < deadline and goes_on():
         time.sleep(0.05)
     try:
         return json.loads(answer.read_text())["error"]

@@ -136,7 +136,7 @@ def test_a_damaged_request_is_named(tmp_path: Path, request_in: RunRequest, text
 def test_a_request_that_was_damaged_meanwhile_is_whole_at_the_end(
     tmp_path: Path, request_in: RunRequest, text: str | None
 ) -> None:
-    kept, path = KeptRequest(tmp_path), tmp_path / "run.json"
+    kept, path = KeptRequest(tmp_path, request_in), tmp_path / "run.json"
     path.unlink() if text is None else path.write_text(text)
     kept.note(resized=3)
     path.write_text(text or "")
@@ -145,9 +145,27 @@ def test_a_request_that_was_damaged_meanwhile_is_whole_at_the_end(
     assert read_request(tmp_path).spec == dataclasses.replace(request_in.spec, workers=3)
 
 
-def test_a_request_that_was_never_written_is_none_at_the_end(tmp_path: Path) -> None:
+def test_a_request_that_had_no_room_is_written_at_the_end(
+    tmp_path: Path, request_in: RunRequest
+) -> None:
+    (tmp_path / "run.json").unlink()
+    KeptRequest(tmp_path, request_in).note(end=["STOPPED", 143])
+    assert read_request(tmp_path).spec == request_in.spec
+    assert end_of(document(tmp_path / "run.json")) == (End.STOPPED, 143)
+
+
+def test_a_request_is_written_where_snapshots_have_made_the_folder_again(
+    tmp_path: Path, request_in: RunRequest
+) -> None:
+    kept = KeptRequest(tmp_path, request_in)
+    tmp_path.rename(tmp_path.with_name("moved"))
     with pytest.raises(FileNotFoundError):
-        KeptRequest(tmp_path).note(end=["STOPPED", 143])
+        kept.note(resized=3)
+    tmp_path.mkdir()
+    with pytest.raises(FileNotFoundError, match="was removed"):
+        kept.note(end=["STOPPED", 143])
+    found = document(tmp_path / "run.json")
+    assert (found["resized"], end_of(found)) == (3, (End.STOPPED, 143))
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)

@@ -81,11 +81,11 @@ def test_a_fixed_number_of_workers_stays(tmp_path: Path) -> None:
 def test_a_run_is_resized(tmp_path: Path) -> None:
     with members(tmp_path, hosts=(), workers=2) as found:
         assert found.begin(0)[0].workers == 2
-        assert ask_for(tmp_path, 9, LONG) == (
+        assert ask_for(tmp_path, 9, LONG, lambda: True) == (
             "9 workers were asked for, and this machine offers 2 cores: they would take turns. Use `-n 2`, more hosts (`--hosts a:2,b:2`), or "
             "`--oversubscribe` if that is what you want."
         )
-        assert ask_for(tmp_path, 1, LONG) == ""
+        assert ask_for(tmp_path, 1, LONG, lambda: True) == ""
         assert reason(found) == "The run is to have 1 worker in the place of 2."
         assert found.begin(0)[0].workers == 1
         assert found.reason_to_replace() == ""
@@ -97,7 +97,7 @@ def test_nothing_is_replaced_before_it_has_committed_something(
     """Loops of the script's own commit nothing: they would begin anew."""
     with members(tmp_path, hosts=(), workers=2) as found:
         found.begin(7)
-        ask_for(tmp_path, 1, LONG)
+        ask_for(tmp_path, 1, LONG, lambda: True)
         found.committed = lambda: 7
         until(lambda: found._told)
         assert found.reason_to_replace() == ""
@@ -134,13 +134,13 @@ def test_a_list_that_is_no_text_is_said_once(
         found.begin(0)
         until(lambda: found._told)
         time.sleep(0.3)
-        assert ask_for(tmp_path, 3, LONG) == ""
+        assert ask_for(tmp_path, 3, LONG, lambda: True) == ""
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().err.count("the hosts stay as they are: A host is written") == 1
 
 
 def test_without_a_launcher_nobody_answers(tmp_path: Path) -> None:
-    assert ask_for(tmp_path, 1, 0.1) is None
+    assert ask_for(tmp_path, 1, 0.1, lambda: True) is None
     assert not list(tmp_path.iterdir())
 
 

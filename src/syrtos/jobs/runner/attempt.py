@@ -40,6 +40,7 @@ from syrtos.jobs.runner.attempt_record import (
     AttemptSupersededError,
     JobOverError,
     fail,
+    keep_small,
     leave_nothing,
 )
 from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
@@ -488,11 +489,12 @@ class Runner:
     # -- the record ----------------------------------------------------------------------------
 
     def _fail_for_room(self, reason: str) -> None:
-        """Fails a job that has filled the disk.
+        """Fails a job that has met a full disk.
 
         The job's files are removed first, so that there is room for its record.
         """
-        # first of all room, then the record
+        models = self._folders.outputs(self._job, "model")
+        kept = keep_small(models, self._run_dir / "model", self._home.reserve)
         leave_nothing(self._home, self._name)
         shutil.rmtree(self._run_dir / "logs", ignore_errors=True)
         for stream in self._streams:
@@ -500,7 +502,7 @@ class Runner:
         self._home.reserve.release()
         self._record.fail(
             f"ClientError: the disk of {self._home.path} is full (ENOSPC,"
-            f" {os.strerror(errno.ENOSPC)}). {reason}"
+            f" {os.strerror(errno.ENOSPC)}). {reason}{kept}"
         )
 
     def _epochs(self) -> list[metrics.EpochFacts]:

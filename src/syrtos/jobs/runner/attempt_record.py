@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from syrtos.jobs.observation import metrics
 from syrtos.jobs.observation.logs import LogStream
@@ -14,6 +15,7 @@ from syrtos.jobs.requests import states
 from syrtos.jobs.requests.secrecy import Redactor
 from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Record, Store
+from syrtos.jobs.store.reserve import Reserve
 from syrtos.launch.outcome import Outcome
 
 _LONGEST_REASON = 1024
@@ -154,6 +156,16 @@ def fail(store: Store, name: str, reason: str) -> None:
     # no database takes a NUL in a text
     text = reason.replace("\0", "")[:_LONGEST_REASON]
     store.change(name, lambda record: record.with_failure(text))
+
+
+def keep_small(folders: Sequence[Path], place: Path, reserve: Reserve) -> str:
+    """Moves folders that did not fill the disk to ``place``; returns a sentence about it, if any."""
+    for number, folder in enumerate(folders):
+        if reserve.outweighs(folder):
+            with contextlib.suppress(OSError):
+                place.mkdir(exist_ok=True)
+                folder.rename(place / str(number))
+    return f" Its model is kept in {place}." if place.exists() else ""
 
 
 def leave_nothing(home: Home, name: str) -> None:

@@ -246,7 +246,7 @@ class Checkpoints:
         """
         names = set()
         for folder in self._folders:
-            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            for path in sorted(_files_inside(folder)):
                 if not path.resolve().is_relative_to(self._roots[folder]):
                     # a link out of the folder
                     continue

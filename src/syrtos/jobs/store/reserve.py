@@ -33,3 +33,8 @@ class Reserve:
     def release(self) -> None:
         """Gives the room free."""
         self._path.unlink(missing_ok=True)
+
+    def outweighs(self, folder: Path) -> bool:
+        """Returns whether the files of a folder, if there are any, take less room than this file."""
+        sizes = [path.lstat().st_size for path in folder.rglob("*") if path.is_file()]
+        return bool(sizes) and sum(sizes) < _ROOM

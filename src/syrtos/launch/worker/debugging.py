@@ -65,13 +65,16 @@ def watch(run_dir: Path, rank: int, unlimited: Callable[[], None]) -> None:
     threading.Thread(target=look, daemon=True, name="syrtos-attach").start()
 
 
-def ask(run_dir: Path, rank: int, patience: float) -> dict[str, object]:
+def ask(
+    run_dir: Path, rank: int, patience: float, goes_on: Callable[[], bool]
+) -> dict[str, object]:
     """Asks a worker to listen for a debugger; a worker that listens already is not asked again.
 
     Args:
         run_dir: the folder of the generation that runs.
         rank: the worker's.
         patience: seconds until it must have answered.
+        goes_on: returns whether its run goes on, without which it is not waited for.
 
     Returns:
         ``host`` and ``port`` where it listens, its ``pid``, the ``machine`` and the ``position`` of
@@ -89,7 +92,7 @@ def ask(run_dir: Path, rank: int, patience: float) -> dict[str, object]:
     deadline = time.monotonic() + patience
     while not (answer := document(path)):
         question.touch()  # again: a worker that only begins removes older questions
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= deadline or not goes_on():
             question.unlink(missing_ok=True)  # nobody would know where it listens
             break
         time.sleep(0.1)
