@@ -29,10 +29,11 @@ from typing import ClassVar, Literal
 from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
-from syrtos.launch.generations import has_snapshot
+from syrtos.launch.generations import all_folders, has_snapshot
 from syrtos.launch.outcome import End, end_of
 from syrtos.launch.spec import Host
 from syrtos.launch.spelling import closest_name
+from syrtos.observe.ledger import launcher_path
 
 Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
 # The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started
@@ -247,9 +248,17 @@ def read_from(path: Path, position: int) -> Iterator[bytes]:
         return
 
 
+def _recorded_end(run_dir: Path) -> tuple[End, int] | None:
+    """Returns how the last generation has ended, by the ledger, where the request is damaged."""
+    outcome = document(launcher_path(all_folders(run_dir)[-1])).get("outcome")
+    known = outcome if isinstance(outcome, dict) else {}
+    return end_of({"end": [known.get("end"), known.get("code")]})
+
+
 def read_end(run_dir: Path) -> RunState | None:
     """Returns how the run in a folder ended, as its launcher has written; None if it has not."""
-    ended = end_of(document(run_dir / "run.json"))
+    request = document(run_dir / "run.json")
+    ended = end_of(request) if request else _recorded_end(run_dir)
     if ended is None:
         return None
     end, code = ended
@@ -257,7 +266,7 @@ def read_end(run_dir: Path) -> RunState | None:
     phase = phases.get(end, "failed")
     goes_on = (
         f", and `syrtos resume {shlex.quote(str(run_dir))}` goes on from its last snapshot"
-        * has_snapshot(run_dir)
+        * (bool(request) and has_snapshot(run_dir))
     )
     says = f"`syrtos report {shlex.quote(str(run_dir))}` says what happened{goes_on}."
     if [end.name, code] == BY_SCHEDULER and goes_on:

@@ -122,3 +122,15 @@ def test_the_logs_of_generations_that_come_are_followed(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         assert list(pieces) == []
+
+
+def test_the_end_is_that_of_the_record_where_the_request_is_damaged(
+    tmp_path: Path, gone: Launcher
+) -> None:
+    (tmp_path / "run.json").write_text('{"end": ')
+    (tmp_path / "ledger").mkdir()
+    outcome = {"end": "STOPPED", "code": 130, "rank": None, "text": "was stopped"}
+    (tmp_path / "ledger" / "launcher.json").write_text(json.dumps({"outcome": outcome}))
+    state = LaunchedRun(tmp_path, gone).state()
+    assert (state.phase, state.code) == ("stopped", 130)
+    assert "resume" not in state.why

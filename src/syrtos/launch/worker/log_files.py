@@ -137,6 +137,8 @@ class WorkerLog:
             if not tee.has_ended(_LAST_OUTPUT):
                 # a child of the script still holds our output, and may for long
                 signalling.to_process(tee.pid, signal.SIGTERM)
+            with contextlib.suppress(OSError):
+                tee.errors.close()
         self._tees.clear()
 
 
