@@ -41,9 +41,11 @@ def submit(run_dir: Path, engine: str, start: Callable[[], Mapping[str, str]]) -
     with contextlib.suppress(OSError):
         run_dir.mkdir(parents=True, exist_ok=True)
     # of two commands at once, the second finds what the first has written down
+    known = document(run_dir / _FACTS)
     with taking_run_lock(run_dir, launches=False):
         before = _submission_in(run_dir)
-        if isinstance(before, LaunchedRun) and before.launcher.runs():
+        begins = isinstance(before, LaunchedRun) and before.launcher.runs()
+        if begins or document(run_dir / _FACTS) != known:
             raise going_on_error(run_dir)
         facts = start()
         text = json.dumps({"engine": engine, "facts": facts})

@@ -305,7 +305,8 @@ class KeptRequest:
         """
         self._facts |= facts
         place = _place_of(self._path.parent)
-        if place:
+        # the folder was made again by snapshots of this run, or by another run, which has its own
+        if place == self._place or (place and not self._path.exists()):
             _write(self._path, self._facts)
         if place != self._place:
             raise FileNotFoundError(errno.ENOENT, "the folder was removed", str(self._path.parent))

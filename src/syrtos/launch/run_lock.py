@@ -204,7 +204,14 @@ def launcher_of(run_dir: Path) -> Launcher | None:
 def is_going_on(run_dir: Path) -> bool:
     """Returns whether a launcher runs something in this folder; writes nothing into it."""
     launcher = launcher_of(run_dir)
-    return bool(launcher and launcher.runs()) or bool(_is_held(run_dir))
+    if launcher and launcher.runs():
+        return True
+    # A command that submits a run holds the lock for a moment too.
+    for _ in range(_TRIES):
+        if not _is_held(run_dir):
+            return False
+        time.sleep(_PAUSE)
+    return True
 
 
 def _is_held(run_dir: Path) -> bool | None:

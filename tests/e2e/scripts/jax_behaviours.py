@@ -94,8 +94,8 @@ def loop_of_its_own() -> Any:
     losses.append(len(traced))
     if COMM.size > 1:
         (program,) = step._programs.values()
-        assert program._trains
-        assert all(program._trains.values())
+        assert program._traces
+        assert all(found for _, found in program._traces)
     # one worker alone may call what does not train
     if COMM.rank == 0:
         losses.append(float(evaluate(*state[:2], x, y)))

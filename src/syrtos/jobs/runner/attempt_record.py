@@ -160,12 +160,14 @@ def fail(store: Store, name: str, reason: str) -> None:
 
 def keep_small(folders: Sequence[Path], place: Path, reserve: Reserve) -> str:
     """Moves folders that did not fill the disk to ``place``; returns a sentence about it, if any."""
+    kept = 0
     for number, folder in enumerate(folders):
         if reserve.outweighs(folder):
             with contextlib.suppress(OSError):
                 place.mkdir(exist_ok=True)
                 folder.rename(place / str(number))
-    return f" Its model is kept in {place}." if place.exists() else ""
+                kept += 1
+    return f" Its model is kept in {place}." if kept else ""
 
 
 def leave_nothing(home: Home, name: str) -> None:

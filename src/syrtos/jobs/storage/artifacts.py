@@ -66,7 +66,11 @@ def _files_inside(folder: Path) -> Iterator[Path]:
     left = [(folder, False)]
     while left:
         here, is_linked = left.pop()
-        for path in here.iterdir():
+        paths = list[Path]()
+        # the script may have removed or closed it
+        with contextlib.suppress(FileNotFoundError, PermissionError, NotADirectoryError):
+            paths += here.iterdir()
+        for path in paths:
             try:
                 target = path.resolve() if path.is_symlink() else None
             except (OSError, RuntimeError):  # a loop of links

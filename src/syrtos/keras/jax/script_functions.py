@@ -6,13 +6,13 @@ import functools
 import math
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import Jaxpr, jaxpr_as_fun
+from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun
 
 from syrtos.comm import world
 from syrtos.keras.datasets import batches, checksums
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # What a worker without a GPU does in a second, and what XLA's exchange between two of them takes:
 # operations, seconds for an array, bytes a second (gloo, JAX 0.10, measured on 2 cores).
 _OPERATIONS, _LATENCY, _BANDWIDTH = 2e10, 4e-4, 3.8e8
+_MOST_KEYS = 1 << 10  # kinds of arguments that are remembered
 
 
 def partition_functions_of_script(original: Compile) -> Compile:
@@ -52,7 +53,10 @@ def partition_functions_of_script(original: Compile) -> Compile:
         compiled = original(function, **options)
         if {"in_shardings", "out_shardings", "device", "backend"} & options.keys():
             return compiled
-        return ScriptFunction(function, compiled, functools.partial(original, **options))
+        has_static = bool({"static_argnums", "static_argnames"} & options.keys())
+        return ScriptFunction(
+            function, compiled, functools.partial(original, **options), has_static
+        )
 
     return cast("Compile", jit)
 
@@ -60,8 +64,8 @@ def partition_functions_of_script(original: Compile) -> Compile:
 class ScriptFunction:
     """A function that the script compiles, and that is one program of all workers where it trains.
 
-    It trains where it returns an array that has the shape of one of a model's variables and is
-    computed anew. Its arguments that are no variables are those of the whole batch, on every worker:
+    It trains where it computes new values for a tenth of the bytes of the variables among its
+    arguments at least: an evaluation has new ones for metrics alone. Its other arguments are those of the whole batch, on every worker:
     the program takes each worker's rows of them, and its results are whole on every worker. Every
     other function, and every call inside of another trace, is JAX's own.
     """
@@ -71,9 +75,18 @@ class ScriptFunction:
         function: Function,
         whole: Wrapped,
         compile_by: Compile,
+        has_static: bool,
     ) -> None:
+        """
+        Args:
+            function: what the script has written.
+            whole: the function as JAX compiles it.
+            compile_by: compiles such a function.
+            has_static: whether it may have arguments whose values it is compiled for.
+        """
         functools.update_wrapper(self, function)
         self._function, self._whole, self._compile_by = function, whole, compile_by
+        self._has_static = has_static
         self._programs: dict[Places, _SplitProgram] = {}
         # where each worker trains on rows of its own
         self._is_alone = False
@@ -86,15 +99,17 @@ class ScriptFunction:
         return self if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        leaves = jax.tree.leaves((args, kwargs))
-        places = () if self._is_alone else _places_of_rows(leaves)
+        # without compilation there is nothing that XLA could split
+        is_whole = self._is_alone or getattr(jax.config, "jax_disable_jit", False)
+        leaves = [] if is_whole else jax.tree.leaves((args, kwargs))
+        places = _places_of_rows(leaves)
         if not places:
             return self._whole(*args, **kwargs)
         if not (program := self._programs.get(places)):
-            program = _SplitProgram(self._function, places, self._compile_by)
+            program = _SplitProgram(self._function, places, self._compile_by, self._has_static)
             self._programs[places] = program
         rows = [leaves[place] for place in places]
-        if not program.trains(rows, args, kwargs):
+        if not program.trains(leaves, args, kwargs):
             return program.compiled(*args, **kwargs)
         return (
             program.make_step(rows, args, kwargs)
@@ -127,11 +142,13 @@ class _SplitProgram:
         function: Function,
         places: Places,
         compile_by: Compile,
+        has_static: bool,
     ) -> None:
-        self._function, self._places = function, places
-        # by the shapes of the rows
-        self._trains: dict[step.Shapes, bool] = {}
-        self._found = False
+        self._function, self._places, self._has_static = function, places, has_static
+        # for each trace whether it is split, and for what is known of arguments
+        self._traces: list[tuple[object, bool]] = []
+        self._trains: dict[object, bool] = {}
+        self._found: bool | None = None
 
         # JAX asks for the names of the arguments
         @functools.wraps(function)
@@ -141,26 +158,44 @@ class _SplitProgram:
         self.compiled = compile_by(split)
         self._step = step.TimedStep(self._call, self._call)
 
-    def trains(self, rows: Rows, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-        """Returns whether the function trains by such rows, so that a call is to be split."""
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in rows)
-        if shapes not in self._trains:
+    def trains(
+        self, leaves: Sequence[object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> bool:
+        """Returns whether the trace of the function for such arguments is split."""
+        key = (jax.tree.structure((args, kwargs)), *map(self._describe, leaves))
+        if key not in self._trains:
+            self._found = None
             # the call that follows finds the trace
-            self.compiled.trace(*args, **kwargs)
-            self._trains[shapes] = self._found
-        return self._trains[shapes]
+            program = self.compiled.trace(*args, **kwargs).jaxpr
+            if self._found is not None:
+                self._traces.append((program, self._found))
+            if len(self._trains) > _MOST_KEYS:
+                self._trains.clear()
+            of_all = any(found for _, found in self._traces)
+            self._trains[key] = next((f for known, f in self._traces if known is program), of_all)
+        return self._trains[key]
+
+    def _describe(self, leaf: object) -> Hashable:
+        """Returns what JAX compiles a function for of one of its arguments."""
+        if isinstance(leaf, np.ndarray | jax.Array):
+            return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
+        is_value = self._has_static and isinstance(leaf, Hashable)
+        return (type(leaf), leaf) if is_value else type(leaf)
 
     def make_step(self, rows: Rows, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Calls the function, together with the other workers."""
         ledger = world.sharing().ledger
         ledger.before_update()
-        results, _ = self._step(cast("State", (args, kwargs)), rows)
+        _, results = self._step(cast("State", (args, kwargs)), rows)
         ledger.note_update()
         return results
 
     def _call(self, given: State, _rows: object) -> tuple[object, State]:
         args, kwargs = cast("tuple[Sequence[object], Mapping[str, object]]", given)
-        return self.compiled(*args, **kwargs), ()
+        results = self.compiled(*args, **kwargs)
+        # One that is waited for: what is kept of a step meanwhile is to be small.
+        smallest = min(jax.tree.leaves(results), key=lambda leaf: leaf.size)
+        return smallest, cast("State", results)
 
     def _split(self, *args: object, **kwargs: object) -> object:
         """Computes the function, inside of a trace, on rows that XLA splits over all devices."""
@@ -196,12 +231,28 @@ def _is_worth_splitting(program: Jaxpr, variables: int) -> bool:
     # An array that is only handed on is a variable of the arguments.
     made = _arrays(v for v in program.outvars if v not in program.invars)
     updated = [array for array in made if (array.shape, array.dtype) in given]
-    if not updated or jax.local_devices()[0].platform != "cpu":
-        return bool(updated)
-    size = world.sharing().world.size
-    saved = _operations(program) / _OPERATIONS * (1 - 1 / size)
-    size_of_all = sum(array.size * array.dtype.itemsize for array in updated)
-    return saved > len(updated) * _LATENCY + size_of_all / _BANDWIDTH
+    nbytes = _bytes(updated)
+    if 10 * nbytes < _bytes(_arrays(program.invars[:variables])) or not updated:
+        return False
+    rows = program.invars[variables:]
+    if any(_scans(equation, rows) for equation in program.eqns):
+        return False
+    if jax.local_devices()[0].platform != "cpu":
+        return True
+    saved = _operations(program) / _OPERATIONS * (1 - 1 / world.sharing().world.size)
+    return saved > len(updated) * _LATENCY + nbytes / _BANDWIDTH
+
+
+def _scans(equation: JaxprEqn, rows: Sequence[object]) -> bool:
+    """Returns whether an equation goes through rows one after the other, as through batches."""
+    if equation.primitive.name != "scan":
+        return False
+    first = equation.params["num_consts"] + equation.params["num_carry"]
+    return any(given is row for given in equation.invars[first:] for row in rows)
+
+
+def _bytes(arrays: Sequence[ShapedArray]) -> int:
+    return sum(array.size * array.dtype.itemsize for array in arrays)
 
 
 def _arrays(variables: Iterable[Any]) -> list[ShapedArray]:

@@ -83,7 +83,10 @@ def passing_pauses_on(send: Callable[[int], None]) -> Iterator[Callable[[], None
         signal.signal(signal.SIGTSTP, on_signal)
         send(signal.SIGCONT)
 
-    before = signal.signal(signal.SIGTSTP, on_signal)
+    before = signal.getsignal(signal.SIGTSTP)
+    # a process that is to ignore it does
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTSTP, on_signal)
     try:
         yield pause
     finally:

@@ -97,14 +97,15 @@ class WriteQueue:
 
         So is all that follows then.
         """
+        if self._ended:
+            return
         is_written = False
         try:
             with self._changed:
                 is_written = self._changed.wait_for(lambda: not self._pending, self.patience)
         finally:
             with self._changed:
-                self.is_over = not is_written
-                self._ended = True
+                self.is_over, self._ended = not is_written, True
                 for file, _ in self._pending:
                     file.lost = file.lost or _not_taken()
                 self._changed.notify_all()
@@ -122,6 +123,14 @@ class WriteQueue:
                 self._pending.popleft()
                 self._held -= len(data)
                 self._changed.notify_all()
+
+
+def _end(file: UnfailingFile) -> None:
+    """Ends the queue of a file, which is written at once from then on, or never."""
+    if file.queue:
+        file.queue.end()
+        if not file.queue.is_over:
+            file.queue = None
 
 
 def _not_taken() -> OSError:
@@ -149,11 +158,10 @@ def in_background() -> Iterator[list[WriteQueue]]:
         raise
     finally:
         flush()
-        for queue in queues.values():
-            queue.end()
-        for file in files:
-            if file.queue and not file.queue.is_over:
-                file.queue = None
+        # an interrupt ends the wait for one of them
+        with contextlib.ExitStack() as ending:
+            for file in files:
+                ending.callback(_end, file)
 
 
 def _await_room(descriptor: int) -> None:

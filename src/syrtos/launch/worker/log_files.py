@@ -39,7 +39,7 @@ class _Tee:
     """A process that copies what it reads to the log and to another target.
 
     Attributes:
-        pid: its number.
+        pid: its number; 0: not known.
         source: the descriptor of what it reads.
         errors: its standard error, which no other process has.
     """
@@ -58,7 +58,9 @@ class _Tee:
             while (left := deadline - time.monotonic()) > 0:
                 if poll.poll(1000 * left) and not os.read(self.errors.fileno(), 4096):
                     return True
-        return False
+        while (runs := os.path.exists(f"/proc/{self.pid}")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not runs
 
 
 class WorkerLog:
@@ -103,8 +105,10 @@ class WorkerLog:
         )
         os.close(reader)
         assert shell.stderr is not None
+        # warnings may come before it, as of a locale that is missing
+        number = next((line for line in shell.stderr if line.strip().isdigit()), b"0")
         # the pipe of its errors closes when tee ends
-        self._tees.append(_Tee(int(shell.stderr.readline()), writer, shell.stderr))
+        self._tees.append(_Tee(int(number), writer, shell.stderr))
         shell.wait()
         return writer
 
@@ -134,7 +138,7 @@ class WorkerLog:
             with contextlib.suppress(OSError):
                 os.close(tee.source)
         for tee in self._tees:
-            if not tee.has_ended(_LAST_OUTPUT):
+            if not tee.has_ended(_LAST_OUTPUT) and tee.pid:
                 # a child of the script still holds our output, and may for long
                 signalling.to_process(tee.pid, signal.SIGTERM)
             with contextlib.suppress(OSError):
