@@ -17,6 +17,9 @@ Method = Callable[..., Any]
 SEEN = {"keras": "3.13.2, 3.15.1 and 3.16.0.dev2026102704", "tf_keras": "2.18 to 2.21"}
 
 
+_MODEL = "keras:Model"
+
+
 @dataclasses.dataclass(frozen=True)
 class Patch:
     """A function of Keras that is replaced.
@@ -47,8 +50,16 @@ class Patch:
                 continue
             owner = getattr(owner, kind, None) if kind else owner
             if hasattr(owner, self.name):
-                return owner
+                return self._trainer_of(owner) if place == _MODEL else owner
         return None
+
+    def _trainer_of(self, model: Any) -> object:
+        """Returns the class of Keras that a model has the function from.
+
+        That may be the backend's trainer, which a script can give to a layer too.
+        """
+        of_keras = (base for base in model.__mro__ if base.__module__.startswith("keras."))
+        return next((base for base in of_keras if self.name in vars(base)), model)
 
 
 def lacking(missing: Sequence[str]) -> ConfigurationError:

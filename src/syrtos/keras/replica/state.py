@@ -102,7 +102,8 @@ def optimizers_of(model: Model) -> list[Optimizer]:
     values: list[Any] = [getattr(model, "optimizer", None)]
     for layer in keras_internals.layers_of(model):
         for value in vars(layer).values():
-            values += (
+            # not by `+=`, which a tuple that TensorFlow has wrapped takes for a sum of tuples
+            values.extend(
                 value.values()
                 if isinstance(value, dict)
                 else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -180,3 +181,10 @@ def test_the_first_difference_is_not_one_of_numbers(together: Any) -> None:
         match=r"difference:\n  rank 0: dense_9/bias:0 \(5,\).*\n  rank 1: dense_9/bias:0 \(6,\)",
     ):
         together(2, play)
+
+
+def test_optimizers_are_found_beside_tuples_that_tensorflow_has_wrapped() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss="mse")
+    model.losses_of_outputs = ("mse", ["mse", "mae"])  # tracked, as the structure of losses is
+    assert state.optimizers_of(model) == [model.optimizer]
