@@ -16,7 +16,8 @@ SMALL, LARGE = (4, 8), (512, 512)
 
 
 def program(function: Any, *shapes: tuple[int, ...]) -> Any:
-    return jax.make_jaxpr(function)(*(jax.numpy.zeros(shape) for shape in shapes)).jaxpr
+    given = (jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
+    return jax.make_jaxpr(function)(*given).jaxpr
 
 
 def is_split(traced: Any, variables: int) -> bool:
@@ -27,6 +28,9 @@ def is_split(traced: Any, variables: int) -> bool:
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     session = types.SimpleNamespace(world=types.SimpleNamespace(size=2))
     monkeypatch.setattr(world, "sharing", lambda: session)
+    # without the threads of a backend: other tests fork from this process
+    processor = types.SimpleNamespace(platform="cpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [processor])
 
 
 def test_operations_are_those_of_products_convolutions_and_their_loops() -> None:
