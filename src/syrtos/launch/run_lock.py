@@ -206,8 +206,8 @@ def is_going_on(run_dir: Path) -> bool:
     launcher = launcher_of(run_dir)
     if launcher and launcher.runs():
         return True
-    # A command that submits a run holds the lock for a moment too.
-    for _ in range(_TRIES):
+    # A command that submits a run holds the lock for a moment too, on this machine.
+    for _ in range(1 if launcher and launcher.is_elsewhere else _TRIES):
         if not _is_held(run_dir):
             return False
         time.sleep(_PAUSE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import Jaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from syrtos.comm import world
 from syrtos.keras.datasets import batches, checksums
@@ -212,9 +212,9 @@ class _SplitProgram:
         with distribution.tracing_step():
             program, shapes = jax.make_jaxpr(compute, return_shape=True)(arrays, rows)
         self._found = _is_worth_splitting(program.jaxpr, len(arrays))
-        if self._found and (distribution.has_even_rows(rows) or not sorting.sorts(program.jaxpr)):
-            rows = distribution.split_rows(rows)
-        results = jaxpr_as_fun(program)(*jax.tree.leaves((arrays, rows)))
+        if self._found:
+            rows = sorting.split_unless_it_sorts(program, rows)
+        results = sorting.compute_traced(program, arrays, rows)
         whole = distribution.replicated_sharding()
         results = [jax.lax.with_sharding_constraint(result, whole) for result in results]
         return jax.tree.unflatten(jax.tree.structure(shapes), results)

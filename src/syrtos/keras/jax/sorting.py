@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import jax
-from jax.extend.core import Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from syrtos.keras.jax import distribution
 
@@ -23,15 +23,25 @@ def compute_split(step: Callable[[State, object], _Tree], state: State, data: ob
     # Not by a wrapper of `jax.lax.sort`, whose callers JAX traces once for all steps and scripts.
     # The step is traced once, too: it may make variables.
     program, shapes = jax.make_jaxpr(step, return_shape=True)(state, data)
-    rows = data if sorts(program.jaxpr) else distribution.split_rows(data)
-    results = jaxpr_as_fun(program)(*jax.tree.leaves((state, rows)))
+    results = compute_traced(program, state, split_unless_it_sorts(program, data))
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
-def sorts(program: Jaxpr) -> bool:
+def split_unless_it_sorts(program: ClosedJaxpr, data: _Tree) -> _Tree:
+    """Returns a batch whose rows are split; a whole one where a traced step sorts uneven rows."""
+    is_whole = not distribution.has_even_rows(data) and _sorts(program.jaxpr)
+    return data if is_whole else cast("_Tree", distribution.split_rows(data))
+
+
+def compute_traced(program: ClosedJaxpr, *given: object) -> list[jax.Array]:
+    """Computes a traced step again, and returns the leaves of its results."""
+    return jaxpr_as_fun(program)(*jax.tree.leaves(given))
+
+
+def _sorts(program: Jaxpr) -> bool:
     """Returns whether a traced program (`jax.core.Jaxpr`), or a part of it, sorts."""
     return any(
-        equation.primitive.name == "sort" or any(map(sorts, programs_in(equation.params)))
+        equation.primitive.name == "sort" or any(map(_sorts, programs_in(equation.params)))
         for equation in program.eqns
     )
 
