@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -35,6 +36,7 @@ CHECKS = [
     "resumed_with_accumulation", "early_gradients", "errors_in_backward", "frozen_parameters", "files", "learning_rate_and_early_stopping",
 ]  # fmt: skip
 
+LOOPS = ["of_keras", "of_torch", "adversarial", "two_loaders", "not_split"]
 # Of small models too, some gradients travel while others are made.
 SMALL_BUCKETS = ("--bucket-mb", "0.001")
 
@@ -61,6 +63,28 @@ def compare(folder: Path, workers: int, of: str, *flags: str) -> None:
 @pytest.mark.parametrize("of", COMPARED)
 def test_workers_compute_what_one_process_computes(tmp_path: Path, of: str) -> None:
     compare(tmp_path, 2, of)
+
+
+@pytest.fixture(scope="module")
+def loops_of_one(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return run("torch", 1, tmp_path_factory.mktemp("one"), SCRIPTS / "torch_loops.py").stdout.split(
+        "\n"
+    )
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_loop_over_a_data_loader_is_split(
+    loops_of_one: list[str], tmp_path: Path, workers: int
+) -> None:
+    done = run("torch", workers, tmp_path, SCRIPTS / "torch_loops.py")
+    lines = done.stdout.split("\n")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["name"] for line in lines[:-1]] == LOOPS
+    for one, several in zip(
+        map(json.loads, loops_of_one[:-1]), map(json.loads, lines), strict=False
+    ):
+        for key in one.keys() - {"name"}:
+            np.testing.assert_allclose(one[key], several[key], rtol=1e-6, err_msg=one["name"])
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from syrtos.keras.split import noted_gradients, script_modules
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.partition.step import current_batch
+from syrtos.keras.torch.script_loops import ScriptLoops
 from syrtos.keras.torch.step import TorchStep, current_step, is_whole
 from syrtos.keras.trainer import exchange_plan, timing
 from syrtos.records import read_record, record_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from syrtos.keras.protocols import Optimizer
     from syrtos.keras.replica.updates import Update
+    from syrtos.keras.torch.partition.step import Roots
 
 
 # What `torch.autograd.grad` returns; None for an input that the outputs don't depend on.
@@ -73,19 +75,21 @@ def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]
 
     # What the script does with the gradients (clipping, norms, an optimizer of its own) is then
     # what it is in one process.
-    def backward(*args: object, **kwargs: object) -> None:
+    def backward(tensors: Roots, *args: object, **kwargs: object) -> None:
         batch = current_batch()
+        if current_step() is None:
+            world.sharing().part(ScriptLoops).before_backward(tensors)
         if batch is not None:
-            with batch.reducing_gradients():
-                original(*args, **kwargs)
+            with batch.reducing_gradients(tensors):
+                original(tensors, *args, **kwargs)
             return
         step = current_step()
         if step is None or not step.reduces_early:
-            original(*args, **kwargs)
+            original(tensors, *args, **kwargs)
             return
         parameters = [p for p in step.parameters() if p.requires_grad]
         before = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
-        original(*args, **kwargs)
+        original(tensors, *args, **kwargs)
         made = [
             (p, old, p.grad if old is None else p.grad - old)
             for p, old in zip(parameters, before, strict=True)

@@ -27,6 +27,7 @@ from syrtos.keras.torch import (
     generators,
     gradients,
     rows,
+    script_loops,
     sharded_update,
     step,
 )
@@ -96,6 +97,7 @@ def apply_all() -> None:
     patching.replace_everywhere(keras.utils, "split_dataset", draws.with_common_seed)
     patching.replace(torch.autograd, "backward", gradients.reduced_after_backward)
     patching.replace(torch.autograd, "grad", gradients.reduced_grads)
+    patching.replace(torch.utils.data.DataLoader, "__iter__", script_loops.batches_of_script)
     patching.replace(torch, "inference_mode", gradients.without_inference_mode)
 
 
@@ -253,6 +255,10 @@ def _on_shares(
     """
 
     def on_share(data: list[object]) -> object:
+        with world.sharing().part(script_loops.ScriptLoops).pause():
+            return step_of_workers(data)
+
+    def step_of_workers(data: list[object]) -> object:
         session = world.sharing()
         of_first.verify(function, lambda: on_local(data, session), data[0])
         together = of_first.partitions(data[0])

@@ -90,7 +90,7 @@ class TorchFunction:
     def compute_together(self, step: Callable[[list[object]], _Tree], batch: object) -> _Tree:
         """Computes a partitioned step, and returns its outputs for the whole batch."""
         session = self._session
-        found = PartitionedBatch(batch, self.model, session)
+        found = PartitionedBatch(batch, session, self._parameters)
         session.ledger.count(found.samples)
         for feature in registry.active() if self._name == "train_step" else ():
             feature.count_samples(found.samples)
@@ -105,6 +105,9 @@ class TorchFunction:
         if found.has_no_rows:
             verdicts.tell(_NO_ROWS, session, f"`{self._name}` of {self.model.name}")
         return outputs
+
+    def _parameters(self, _: object) -> list[torch.Tensor]:
+        return list(self.model.parameters())
 
     def verify(
         self, step: Callable[[list[object]], object], local: Callable[[], object], batch: object
@@ -122,14 +125,14 @@ class TorchFunction:
         partitions = self.partitions(batch)
 
         def one() -> object:
-            return PartitionedBatch(batch, self.model, self._session).compute_whole(
+            return PartitionedBatch(batch, self._session, self._parameters).compute_whole(
                 lambda data: step([data])
             )
 
         def together() -> tuple[object, str]:
             if not partitions:
                 return local(), ""
-            found = PartitionedBatch(batch, self.model, self._session)
+            found = PartitionedBatch(batch, self._session, self._parameters)
             found.note_whole()
             return found.compute(lambda data: step([data])), found.describe_whole()
 

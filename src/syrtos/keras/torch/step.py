@@ -61,6 +61,11 @@ def as_one_process() -> Iterator[None]:
         yield
 
 
+def as_several_workers() -> contextlib.AbstractContextManager[bool]:
+    """Context manager within `as_one_process`: the workers split what is computed again."""
+    return set_within(_whole, False)
+
+
 class TorchStep(Assignments):
     """The state of a step.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import keras
 import torch.distributed
@@ -17,6 +17,9 @@ from torch.utils._mode_utils import no_dispatch
 
 from syrtos import settings
 from syrtos.keras import keras_internals, rendezvous
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
 
@@ -65,6 +68,11 @@ def change_sizes(func: Any, tensor: torch.Tensor, args: Sequence[Any]) -> None:
             func(tensor, *args)
         finally:
             torch._C._set_meta_in_tls_dispatch_include(before)
+
+
+def shapes_of_outputs(node: Node) -> list[tuple[int, ...]]:
+    """Returns the shapes of what a node of autograd's graph has computed."""
+    return [tuple(one.shape) for one in getattr(node, "_input_metadata", ())]
 
 
 def without_compilation() -> contextlib.AbstractContextManager[object]:

@@ -15,6 +15,7 @@ from syrtos.keras.backend import Backend, Step
 from syrtos.keras.features import sharding
 from syrtos.keras.replica import updates
 from syrtos.keras.torch import finite_steps, generators, gradients, ops, profiler, step
+from syrtos.keras.torch.partition.step import to_wholes
 from syrtos.keras.trainer import timing
 from syrtos.observe.trace import ProfiledEvent
 
@@ -87,6 +88,10 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
 
     def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return sharding.gathering_variables(model)
+
+    def gather_rows(self, data: object) -> object:
+        """Returns the arguments of a method with whole tensors, in a loop that is partitioned."""
+        return to_wholes(data)
 
     def draws(self) -> dict[str, Array]:
         return world.part(generators.DrawingSteps).arrays()

@@ -19,9 +19,12 @@ from syrtos.keras.torch.partition import rules
 from syrtos.keras.torch.partition.exchanges import TensorExchanges
 from syrtos.keras.torch.partition.placed import PlacedTensor, place, wholes
 from syrtos.keras.torch.partition.placements import TERM, BatchShare, RowPart
-from syrtos.keras.torch.step import TorchStep, as_one_process
+from syrtos.keras.torch.step import TorchStep, as_one_process, as_several_workers
+from syrtos.scopes import set_within
 
 _Tree = TypeVar("_Tree")
+Roots = torch.Tensor | Sequence[torch.Tensor]
+ParametersOf = Callable[[Roots], Sequence[torch.Tensor]]
 _step: ContextVar[PartitionedBatch | None] = ContextVar("step", default=None)
 _NAMED = 5  # so many operations are named in the record of a run
 _FIRST = RowPart(0, 1)
@@ -36,6 +39,13 @@ def current_batch() -> PartitionedBatch | None:
     return _step.get()
 
 
+@contextlib.contextmanager
+def outside_of_batch() -> Iterator[None]:
+    """Context manager of a step on another batch, which the script makes within one on this."""
+    with set_within(_step, None), as_several_workers():
+        yield
+
+
 class PartitionedBatch:
     """A batch of which each worker has its rows, in a step on it. All workers make it together.
 
@@ -44,16 +54,18 @@ class PartitionedBatch:
         data: the batch, as the step takes it.
         samples: this worker's rows, which count as its samples.
         has_no_rows: whether no tensor of the batch has rows.
+        has_reduced: whether gradients were made, and are whole.
     """
 
-    def __init__(self, batch: object, model: keras.Model, session: Session) -> None:
+    def __init__(self, batch: object, session: Session, parameters: ParametersOf) -> None:
         """
         Args:
             batch: the whole batch, or a `TorchShare` that holds this worker's rows.
-            model: the model whose step it is.
             session: the workers.
+            parameters: returns the tensors whose gradients a `backward` of its arguments makes.
         """
-        self._model, self._session = model, session
+        self._session, self._parameters_of = session, parameters
+        self.has_reduced = False
         self._exchanges = TensorExchanges(session.comm)
         self.share: BatchShare | None = None
         self.data, self.samples, self.has_no_rows = batch, 0, False
@@ -93,17 +105,21 @@ class PartitionedBatch:
 
     def compute(self, step: Callable[[Any], _Tree]) -> _Tree:
         """Computes a step, and returns its outputs for the whole batch."""
-        with as_one_process(), torch_internals.without_compilation():
-            if self.share is None:
-                return step(self.data)
-            token = _step.set(self)
-            try:
+        if self.share is None:
+            return self.compute_whole(step)
+        with torch_internals.without_compilation():
+            with self.as_current():
                 outputs = cast("_Tree", to_wholes(step(self.data)))
-            finally:
-                _step.reset(token)
             self.data = None
-            self._end(self.share)
+            with as_one_process():
+                self._end(self.share)
             return outputs
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Context manager of what is computed with this batch, of which workers have rows."""
+        with as_one_process(), set_within(_step, self):
+            yield
 
     def compute_whole(self, step: Callable[[Any], _Tree]) -> _Tree:
         """Computes a step on the whole batch, as one process does, on every worker."""
@@ -117,7 +133,7 @@ class PartitionedBatch:
 
     def _end(self, share: BatchShare) -> None:
         """Makes whole what the script keeps of the step: gradients, or a tensor in a list."""
-        self._reduce([(p, p.grad) for p in self._parameters() if p.grad is not None])
+        self._reduce([(p, p.grad) for p in self._parameters_of(()) if p.grad is not None])
         share.pending.clear()
         kept = _alive(share)
         comm = self._session.comm
@@ -133,13 +149,10 @@ class PartitionedBatch:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [p for p in self._model.parameters() if p.requires_grad]
-
     @contextlib.contextmanager
-    def reducing_gradients(self) -> Iterator[None]:
-        """Context manager around `backward`: gradients of parameters are whole afterwards."""
-        parameters = self._parameters()
+    def reducing_gradients(self, roots: Roots) -> Iterator[None]:
+        """Context manager around `backward` of ``roots``: gradients of parameters are whole afterwards."""
+        parameters = [p for p in self._parameters_of(roots) if p.requires_grad]
         # Added to an older gradient, each part would travel alone.
         before = [(p, p.grad) for p in parameters if p.grad is not None]
         for parameter, _ in before:
@@ -150,6 +163,7 @@ class PartitionedBatch:
             is_over = True
         finally:
             if is_over:
+                self.has_reduced = True
                 self._reduce([(p, p.grad) for p in parameters if p.grad is not None])
             for parameter, old in before:
                 with torch.no_grad():

@@ -1,0 +1,206 @@
+"""Loops of the script's own over a `DataLoader`: those that train are partitioned.
+
+What the script computes from one batch to the next is one program of all workers: the batch's
+tensors are this worker's rows (see `partition`), and Python sees whole ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from syrtos.comm import world
+from syrtos.comm.world import Session
+from syrtos.keras.datasets import batches as sums
+from syrtos.keras.datasets import checksums
+from syrtos.keras.features import registry
+from syrtos.keras.fitting import check_same_data
+from syrtos.keras.split import script_modules, verdicts
+from syrtos.keras.torch import backward_graphs
+from syrtos.keras.torch.partition.step import PartitionedBatch, outside_of_batch
+from syrtos.keras.torch.step import current_step, is_whole
+
+if TYPE_CHECKING:
+    from syrtos.keras.torch.partition.step import Roots
+
+    Batches = Iterator[object]
+    # The file and the line of a loop.
+    Place = tuple[str, int]
+
+_Batch = TypeVar("_Batch")
+# A loop of such a script is its own on each worker, or is compiled.
+_LEFT_ALONE = (
+    r"(?i:rank\b|is_main_process|\bhvd\b)|torch\.distributed|torch\.compile\b|torch\.jit\b"
+)
+# Bars that show how far a loop is, between the script and its loader.
+_BARS = ("tqdm", "rich")
+_NOTED = 2  # batches of a loop of which it is noted what every worker computes whole
+
+
+def batches_of_script(original: Callable[..., Batches]) -> Callable[..., Batches]:
+    """Wraps `DataLoader.__iter__`: a loop of the script's own gets `LoopBatches`."""
+
+    def iterate(self: object) -> Batches:
+        found = original(self)
+        place = _place_of_loop(sys._getframe(1))
+        session = world.sharing()
+        if place is None or not _may_split(session):
+            return found
+        return LoopBatches(found, place, session.part(ScriptLoops))
+
+    return iterate
+
+
+class LoopBatches:
+    """The batches of a loop, of which each worker has its rows once the loop is known to train."""
+
+    def __init__(self, batches: Batches, place: Place, loops: ScriptLoops) -> None:
+        """
+        Args:
+            batches: whole ones.
+            place: of the loop.
+            loops: of this process.
+        """
+        self._batches, self.place, self._loops = batches, place, loops
+        self._count = 0
+
+    def __iter__(self) -> LoopBatches:
+        return self
+
+    def __next__(self) -> object:
+        self._loops.end(self)
+        batch = next(self._batches)
+        number, self._count = self._count, self._count + 1
+        return self._loops.begin(self, batch, number)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._batches, name)
+
+    def __len__(self) -> int:
+        return len(self._batches)  # pyright: ignore[reportArgumentType]
+
+    def __del__(self) -> None:
+        # A loop that `break` ends leaves its batches here.
+        self._loops.end(self)
+
+
+class ScriptLoops:
+    """The loops of the script: which of them are split, and the batch that it computes with."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        # Loops that have a batch. Not the objects, which a `break` is to end.
+        self._open: dict[int, Place] = {}
+        self._batch: PartitionedBatch | None = None
+        self._loop_of_batch = 0
+        self._context = contextlib.ExitStack()
+        self._trained = 0
+        # whether a loop that trains is split, and how many of its batches were noted
+        self._is_split: dict[Place, bool] = {}
+        self._noted: dict[Place, int] = {}
+
+    def begin(self, loop: LoopBatches, batch: _Batch, number: int) -> _Batch:
+        """Returns a batch as the script computes with it: as rows where the loop is split.
+
+        Of several loops at once the last to begin has the current batch; rows of the others stay
+        what they are.
+
+        Args:
+            loop: whose batch it is.
+            batch: the whole one.
+            number: of the batch in the loop.
+        """
+        if self._batch is None and (current_step() or is_whole()):  # in a step of a model's
+            return batch
+        self._open[id(loop)] = loop.place
+        if not self._is_split.get(loop.place):
+            return batch
+        if checksums.is_compared(number):
+            comm = self._session.comm
+            check_same_data(comm.agree("compare input", sums.sum_of(batch)), number)
+        found = PartitionedBatch(batch, self._session, backward_graphs.parameters_of)
+        if found.share is None:
+            return batch
+        self._leave()
+        if self._noted.setdefault(loop.place, 0) < _NOTED:
+            found.note_whole()
+        self._batch, self._loop_of_batch = found, id(loop)
+        ledger = self._session.ledger
+        ledger.before_update()
+        self._trained = ledger.trained
+        ledger.count(found.samples)
+        self._context.enter_context(ledger.span("compute"))
+        self._context.enter_context(found.as_current())
+        return found.data  # pyright: ignore[reportReturnType]
+
+    def end(self, loop: LoopBatches) -> None:
+        """Ends what the script computes with a batch. Results that it keeps stay usable."""
+        self._open.pop(id(loop), None)
+        if self._batch is not None and self._loop_of_batch == id(loop):
+            found = self._batch
+            self._leave()
+            if self._noted[loop.place] < _NOTED:
+                self._noted[loop.place] += 1
+                if whole := found.describe_whole():
+                    self._session.ledger.say(computed_whole=whole)
+
+    def _leave(self) -> None:
+        found, self._batch = self._batch, None
+        self._context.close()
+        if found is None or found.share is None:
+            return
+        found.share.pending.clear()
+        if found.has_reduced and self._session.ledger.trained == self._trained:
+            self._session.ledger.note_update()  # by an optimizer of torch's
+
+    def before_backward(self, roots: Roots) -> None:
+        """Decides whether the loops that have a whole batch are split from their next ones on.
+
+        All workers call this together.
+        """
+        new = [place for place in self._open.values() if place not in self._is_split]
+        if not new:
+            return
+        saves = backward_graphs.saves_time(roots, self._session.world.size)
+        answers = self._session.comm.agree("does splitting a loop save time?", float(saves))
+        self._is_split |= dict.fromkeys(new, all(answers))
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Context manager of a step of `fit`, or its like, that the script makes in a loop."""
+        opened, self._open = self._open, {}
+        try:
+            with outside_of_batch() if self._batch else contextlib.nullcontext():
+                yield
+        finally:
+            self._open = opened
+
+
+def _may_split(session: Session) -> bool:
+    """Returns whether a loop is one program of all workers, if it trains."""
+    return (
+        verdicts.is_split(session)
+        and not registry.trains_apart()
+        and not session.options.sync_every
+        and threading.current_thread() is threading.main_thread()
+        and not torch.distributed.is_initialized()
+        and not script_modules.script_mentions(_LEFT_ALONE)
+    )
+
+
+def _place_of_loop(frame: FrameType | None) -> Place | None:
+    """Returns where the script has its loop; None where another package iterates."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if script_modules.is_name_of_script(name):
+            return frame.f_code.co_filename, frame.f_lineno
+        if name.partition(".")[0] not in _BARS:
+            return None
+        frame = frame.f_back
+    return None
