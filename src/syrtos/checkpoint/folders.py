@@ -96,7 +96,7 @@ def load(folder: Path, slots: SnapshotMemory) -> tuple[int, list[str]]:
         except (OSError, ValueError, KeyError, SnapshotError) as error:
             place = _snapshot_folder(folder, number)
             aside = place.with_name(f"damaged-{number}")
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
             now = ""
             with contextlib.suppress(OSError):  # the disk may be full, or not to be written to
                 place.rename(aside)
@@ -113,9 +113,18 @@ def forget(folder: Path) -> None:
     """Removes all snapshots, and what else was kept of the run; other files in the folder stay."""
     for pattern in (f"{_PREFIX}[0-9]*", f".{_PREFIX}[0-9]*", "fit-[0-9]*", "damaged-[0-9]*"):
         for path in folder.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
     with contextlib.suppress(OSError):  # something else is in it
         folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder, or what stands in its place, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _parts(place: Path) -> Iterator[bytes]:

@@ -177,6 +177,15 @@ _LIMITS = (
         _of_user(resource.RLIMIT_FSIZE, "kB of a file", 1024),
         _LARGER_FILES,
     ),
+    *(
+        _Limit(
+            "",
+            number,
+            _of_user(resource.RLIMIT_CPU, "s of processor time"),
+            "raise that with `ulimit -t unlimited`",
+        )
+        for number in (signal.SIGXCPU, signal.SIGKILL)
+    ),
     _Limit(
         r"Too many open files",
         0,

@@ -99,6 +99,7 @@ class Outcome:
         otherwise: the way in which the script's environment differed from the one in which its
             frameworks were imported for all workers, which ended them; else empty.
         stopped_by: the signal to the launcher that ended the run; None: none did.
+        said: what the first process has printed before its end, where none has started.
     """
 
     end: End = End.FINISHED
@@ -113,6 +114,7 @@ class Outcome:
     hung: dict[int, str] = dataclasses.field(default_factory=dict)
     otherwise: str = ""
     stopped_by: int | None = None
+    said: str = ""
 
     def has_reported(self, error: str) -> bool:
         """Returns whether a worker has failed by an error of this name."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
-from syrtos.launch.outcome import Facts, Outcome, describe_exit, judge
+from syrtos.launch.outcome import End, Facts, Outcome, describe_exit, judge
 from syrtos.launch.plan import LaunchPlan
 from syrtos.launch.process_engine import ProcessEnd, ProcessEngine
 from syrtos.launch.processes import local, signalling
@@ -148,7 +148,11 @@ class _Supervisor:
         if self._signals and self._facts.unfinished and self._facts.stopped_by is None:
             self._facts.stopped_by = self._signals[0]
         self._pass_the_rest_on()
-        return dataclasses.replace(judge(self._facts), otherwise=self._otherwise)
+        found = dataclasses.replace(judge(self._facts), otherwise=self._otherwise)
+        if found.end is End.NOT_STARTED and found.rank is not None:
+            said = b"".join(pump.last_said for pump in self._pumps[found.rank])
+            found = dataclasses.replace(found, said=said.decode(errors="replace"))
+        return found
 
     def _run(self) -> None:
         try:

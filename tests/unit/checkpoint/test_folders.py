@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +129,15 @@ def test_a_full_disk_leaves_no_half_snapshot(
     with pytest.raises(OSError, match="No space left"):
         folders.save(slots, tmp_path)
     assert names(tmp_path) == []
+
+
+def test_a_pipe_in_the_place_of_a_snapshot_is_not_opened(slots: Slots, tmp_path: Path) -> None:
+    commit(slots, 1)
+    folders.save(slots, tmp_path)
+    os.mkfifo(tmp_path / "snapshot-2")
+    os.mkfifo(tmp_path / "damaged-2")
+    number, (complaint,) = folders.load(tmp_path, slots)
+    assert (number, names(tmp_path)) == (1, ["damaged-2", "snapshot-1"])
+    assert "is not used" in complaint
+    folders.forget(tmp_path)
+    assert not tmp_path.exists()

@@ -34,13 +34,15 @@ def under(kind: int, value: int, asked: str) -> str:
         (resource.RLIMIT_AS, 1 << 32, "can't start new thread", "`ulimit -v unlimited`"),
         (resource.RLIMIT_NOFILE, 64, "OSError: [Errno 24] Too many open files", "`ulimit -n"),
         (resource.RLIMIT_NPROC, 4000, "pthread_create failed", "`ulimit -u"),
+        (resource.RLIMIT_CPU, 4000, "", "limited to 4000 s of processor time: raise that with"),
         (resource.RLIMIT_FSIZE, 1 << 30, "OSError: [Errno 27] File too large", "`ulimit -f"),
     ],
 )
 def test_the_limit_is_named_with_how_to_raise_it(
     kind: int, value: int, error: str, sentence: str
 ) -> None:
-    assert sentence in under(kind, value, f"explain({error!r})")
+    status = -signal.SIGXCPU if kind == resource.RLIMIT_CPU else None
+    assert sentence in under(kind, value, f"explain({error!r}, {status})")
 
 
 def test_a_limit_that_nobody_has_set_is_not_blamed() -> None:

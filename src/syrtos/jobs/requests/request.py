@@ -292,6 +292,13 @@ def _check(request: Mapping[str, Any], drivers: Mapping[str, object]) -> None:
             "The files of the channel sm_drivers must be JSON objects, as SageMaker's SDK writes"
             " them."
         )
+    for part in ("HyperParameters", "Environment"):
+        for name, value in (request.get(part) or {}).items():
+            if "\0" in name + value or not _has_bytes(name + value):
+                raise ConfigurationError(
+                    f"{part}: {name!r} has a character that no command line can hold (NUL, or half"
+                    " of a surrogate pair). Encode the value, e.g. by base64."
+                )
     for part in ("CheckpointConfig", "TensorBoardOutputConfig"):
         path = (request.get(part) or {}).get("LocalPath")
         if path:
@@ -302,6 +309,15 @@ def _check(request: Mapping[str, Any], drivers: Mapping[str, object]) -> None:
         raise ConfigurationError(
             f"Each channel needs a name of its own. Received: {', '.join(names)}."
         )
+
+
+def _has_bytes(text: str) -> bool:
+    """Returns whether a text is one in UTF-8: JSON may hold lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_local_path(part: str, given: str) -> None:

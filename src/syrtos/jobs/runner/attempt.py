@@ -158,6 +158,8 @@ class Runner:
         except JobOverError:
             self._record.finish(self._record.why)
         except SyrtosError as error:
+            # what was trained stays
+            self._failed_inside = isinstance(error, artifacts.UnwritableError)
             kind = "InternalServerError" if isinstance(error, NodesLostError) else "ClientError"
             if self._home.reserve.is_needed():
                 self._fail_for_room(str(error))
@@ -437,14 +439,8 @@ class Runner:
             folders = self._folders.outputs(self._job, name)
             uri = self._job.artifacts + ("" if compressed else f"/{archive.partition('.')[0]}")
             packed = archive if compressed else None
-            try:
+            with artifacts.writing(uri, folders):
                 artifacts.upload(self._places, folders, uri, packed, self._folders.job)
-            except OSError as error:
-                self._failed_inside = True  # what was trained stays
-                raise DataError(
-                    f"{uri} can't be written ({error.strerror}). The job's files are still in"
-                    f" {', '.join(map(str, folders))}."
-                ) from error
         if self._record.why:
             self._record.finish(self._record.why)
         elif outcome.end is not End.FINISHED:

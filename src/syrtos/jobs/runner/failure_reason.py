@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from syrtos.jobs.runner.job_command import Folders
 from syrtos.launch.outcome import End, Outcome, error_line
 
 _LONGEST = 1 << 16  # bytes
+_LAST = 10  # lines
+# As Python begins such a line, and where its interpreter can't start.
+_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b|Fatal Python error")
 
 
 def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStream) -> str:
@@ -66,9 +70,11 @@ def unlogged_failures(outcome: Outcome, run_dir: Path) -> Iterator[str]:
         if not (run_dir / "logs" / f"rank-{failure['rank']}.log").exists():
             yield failure["text"]
     if not outcome.failures:
-        yield str(outcome)
+        yield from (outcome.said or str(outcome)).splitlines()
 
 
 def _last_words(stream: LogStream) -> str:
+    """Returns the last line of a log, or the last that tells an error in what it ends with."""
     events = [event.text for event in stream.before(stream.size, 100) if event.text.strip()]
-    return events[-1] if events else ""
+    told = (text for text in reversed(events[-_LAST:]) if _ERROR.match(text))
+    return next(told, events[-1] if events else "")

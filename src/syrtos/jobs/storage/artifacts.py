@@ -165,6 +165,26 @@ def _check(member: tarfile.TarInfo, archive: str) -> None:
         )
 
 
+class UnwritableError(DataError):
+    """A job's results can't be written to where they belong; its folders are to stay."""
+
+
+@contextlib.contextmanager
+def writing(uri: str, folders: Sequence[Path]) -> Iterator[None]:
+    """Context manager of an upload of the files in ``folders``.
+
+    Raises:
+        UnwritableError: it has failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnwritableError(
+            f"{uri} can't be written ({error.strerror}). The job's files are still in"
+            f" {', '.join(map(str, folders))}."
+        ) from error
+
+
 def upload(
     places: StorageURIs, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path
 ) -> bool:
@@ -231,7 +251,8 @@ class Checkpoints:
         """Stops the copying thread and copies the rest; no process may write any more."""
         self._over.set()
         self._thread.join()
-        self.copy(settled=False)
+        with writing(self._uri, self._folders):
+            self.copy(settled=False)
 
     def _run(self) -> None:
         while not self._over.wait(self._every):
@@ -272,11 +293,14 @@ class Checkpoints:
             if self._sent.get(path) == version or (settled and before != version):
                 return
             # a copy is sent, since the file may begin to change meanwhile
-            with tempfile.TemporaryDirectory() as scratch:
-                copy = shutil.copyfile(path, Path(scratch) / "copy")
+            with tempfile.NamedTemporaryFile() as copy:
+                shutil.copyfile(path, copy.name)
                 if _version(path) != version:
                     return
-                self._places.upload(copy, f"{self._uri}/{path.relative_to(folder).as_posix()}")
+                name = path.relative_to(folder).as_posix()
+                # not as a missing file: a folder of the URI may be missing
+                with writing(self._uri, self._folders):
+                    self._places.upload(Path(copy.name), f"{self._uri}/{name}")
         except FileNotFoundError:
             # it was temporary
             return

@@ -102,8 +102,12 @@ class StorageURIs:
             target.parent.mkdir(parents=True, exist_ok=True)
             # whoever reads at that moment gets the old file or the new one
             beside = target.with_name(f".{target.name}.new")
-            shutil.copyfile(path, beside)
-            beside.replace(target)
+            try:
+                shutil.copyfile(path, beside)
+                beside.replace(target)
+            except OSError:
+                beside.unlink(missing_ok=True)  # half of it, on a full disk
+                raise
 
     def remove(self, uri: str) -> None:
         """Removes the file at a URI."""

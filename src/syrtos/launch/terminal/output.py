@@ -29,12 +29,17 @@ class Pump(Reader):
     """A thread that passes what comes through a pipe on to a stream.
 
     It does so line by line where it must be known what a line is.
+
+    Attributes:
+        line_is_open: whether what was passed on last does not end a line.
+        last_said: the end of what was passed on.
     """
 
     def __init__(self, source: IO[bytes], target: IO[str], listener: Listener) -> None:
         self._target, self._listener = target, listener
         self._pending = b""
         self.line_is_open = False
+        self.last_said = b""
         super().__init__(source, self._pass_on)
 
     def _pass_on(self, piece: bytes) -> None:
@@ -64,6 +69,7 @@ class Pump(Reader):
     def _emit(self, data: bytes) -> None:
         if data:
             self.line_is_open = not data.endswith(b"\n")
+            self.last_said = (self.last_said + data)[-_KEPT:]
         buffer = getattr(self._target, "buffer", None)
         # Nobody reads it any more, or its disk is full: the lines that follow may be events, without
         # which the run ends otherwise.
@@ -75,6 +81,7 @@ class Pump(Reader):
             self._target.flush()
 
 
+_KEPT = 4096  # bytes
 # What MPI prints of its own accord when a worker calls MPI_Abort.
 _MPIS = (b"Abort(", b"application called MPI_Abort")
 

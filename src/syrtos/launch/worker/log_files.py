@@ -133,6 +133,9 @@ class WorkerLog:
         streams.flush()
         os.dup2(self._control, 1)
         os.dup2(self._control, 2)
+        if any(tee.pid and tee.has_ended(0.0) for tee in self._tees):
+            lost = "syrtos: output is missing, here and in the log: its process `tee` was ended\n"
+            os.write(self._control, lost.encode())
         for tee in self._tees:
             # the script may have closed it
             with contextlib.suppress(OSError):

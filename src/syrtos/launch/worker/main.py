@@ -338,15 +338,16 @@ class _WorkerProcess:
         cause = _cause(error)
         # The interpreter notes errors there, which functions of `atexit` may look at.
         sys.last_value = cause
+        code = tracebacks.call_hook(error)
         if self._log is not None:
             self._log.append(tracebacks.full_text(cause))
         advice = tracebacks.advice(cause, self._size())
         self._report_failure(
             tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice),
-            1,
+            code,
             tracebacks.advice_if_alone(cause, self._size()),
         )
-        return 1
+        return code
 
     def _size(self) -> int:
         from syrtos.comm import world

@@ -19,6 +19,9 @@ import syrtos
 from syrtos.launch.worker import suggestions
 from syrtos.launch.worker.other_backends import NAMES, propose_backend
 
+# Before the script runs: a distribution may have set one for all programs.
+_HOOK = sys.excepthook
+
 Frames = list[traceback.FrameSummary]
 
 _OURS = os.path.dirname(os.path.abspath(syrtos.__file__)) + os.sep
@@ -46,6 +49,27 @@ def is_raised(interrupt: KeyboardInterrupt) -> bool:
         return False
     operation = last.tb_frame.f_code.co_code[last.tb_lasti]
     return dis.opname[operation] == "RAISE_VARARGS"
+
+
+def call_hook(error: BaseException) -> int:
+    """Calls the script's own `sys.excepthook`, if it has one, and returns the exit code of an error.
+
+    As in Python, the hook may end the process by `SystemExit`.
+    """
+    code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    if sys.excepthook is _HOOK:
+        return code
+    shown = error.__traceback__
+    while shown is not None and _runs_scripts(traceback.extract_tb(shown, limit=1)[0]):
+        shown = shown.tb_next
+    try:
+        sys.excepthook(type(error), error, shown)
+    except SystemExit as end:
+        return end.code & 0xFF or code if isinstance(end.code, int) else code
+    except BaseException:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exc()
+    return code
 
 
 def full_text(error: BaseException) -> str:

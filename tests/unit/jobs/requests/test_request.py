@@ -524,3 +524,12 @@ def test_tensorboards_files_go_where_the_sdk_looks_for_them() -> None:
         "s3://b/tb/job/tensorboard-output",
         "/tmp/tb",
     )
+
+
+@pytest.mark.parametrize("part", ["HyperParameters", "Environment"])
+@pytest.mark.parametrize("value", ["a\0b", "a\ud800b"])
+def test_what_no_command_line_can_hold_is_refused(part: str, value: str) -> None:
+    given = request()
+    given[part] = {**given.get(part, {}), "name": value}
+    with pytest.raises(ConfigurationError, match=f"{part}: 'name' has a character"):
+        read(given, {})

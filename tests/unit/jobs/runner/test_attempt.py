@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -239,3 +241,24 @@ def test_a_job_ends_at_its_time_while_its_record_can_not_be_read(home: Home) -> 
     assert ends.wait(30)
     hangs.set()
     watch.close()
+
+
+def test_what_python_prints_when_it_can_not_start_is_in_the_log(
+    home: Home, server: Server, tmp_path: Path
+) -> None:
+    source = tmp_path / "code.tar.gz"
+    with tarfile.open(source, "w:gz") as archive:
+        facts = tarfile.TarInfo("train.py")
+        archive.addfile(facts, io.BytesIO())
+    server.service.places.upload(source, "s3://bucket/code.tar.gz")
+    hyperparameters = {
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": "s3://bucket/code.tar.gz",
+    }
+    asked = record("seed", HyperParameters=hyperparameters, Environment={"PYTHONHASHSEED": "odd"})
+    asked.request["AlgorithmSpecification"] = {"TrainingImage": "i", "TrainingInputMode": "File"}
+    store, attempt = prepared(home, asked)
+    attempt.run()
+    assert (
+        'ErrorMessage "Fatal Python error: config_init_hash_seed' in end_of(store, "seed").failure
+    )

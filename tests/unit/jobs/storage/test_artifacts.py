@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from syrtos.errors import DataError, SyrtosError
 from syrtos.jobs.storage import artifacts
-from syrtos.jobs.storage.artifacts import Checkpoints
+from syrtos.jobs.storage.artifacts import Checkpoints, UnwritableError
 from syrtos.jobs.storage.objects import FolderStore
 from syrtos.jobs.storage.storage_uris import StorageURIs
 
@@ -439,3 +439,35 @@ def test_checkpoints_follow_no_link_out_of_their_folder(
     folder.symlink_to(private)
     kept.copy(settled=False)
     assert not places.exists("s3://bucket/c/")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file"), OSError(28, "No space")])
+def test_checkpoints_that_can_not_be_written_are_told_with_where_they_are(
+    places: StorageURIs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    folder = write(tmp_path / "checkpoints", a="1")
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(places.objects, "upload", fails)
+    checkpoints = Checkpoints(places, URI, [folder])
+    checkpoints.start()
+    with pytest.raises(UnwritableError, match=f"{error.strerror}.*still in {folder}"):
+        checkpoints.finish()
+
+
+def test_a_full_disk_keeps_no_half_of_a_file(
+    places: StorageURIs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_path", Path)
+    (tmp_path / "made").write_text("x")
+
+    def fills(_: Path, target: Path) -> None:
+        target.write_text("half")
+        raise OSError(28, "No space")
+
+    monkeypatch.setattr(shutil, "copyfile", fills)
+    with pytest.raises(OSError, match="No space"):
+        places.upload(tmp_path / "made", str(tmp_path / "there" / "made"))
+    assert not list((tmp_path / "there").iterdir())

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -284,3 +285,27 @@ def test_an_interrupt_that_a_script_raises_is_no_signal() -> None:
     assert not tracebacks.is_raised(interrupt_of(sent))
     again = f"try:\n    {sent}\nexcept KeyboardInterrupt:\n    raise"
     assert not tracebacks.is_raised(interrupt_of(again))
+
+
+def test_the_hook_of_a_script_is_called_without_the_lines_that_run_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = caught(lambda: int("x"))
+    assert tracebacks.call_hook(error) == 1
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *facts: seen.append(facts))
+    assert tracebacks.call_hook(error) == 1
+    assert seen == [(ValueError, error, error.__traceback__)]
+    assert tracebacks.call_hook(KeyboardInterrupt()) == 130
+
+    def ends(*_: object) -> None:
+        sys.exit(7)
+
+    def fails(*_: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(sys, "excepthook", ends)
+    assert tracebacks.call_hook(error) == 7
+    monkeypatch.setattr(sys, "excepthook", fails)
+    assert tracebacks.call_hook(error) == 1
+    assert "Error in sys.excepthook:" in capsys.readouterr().err
