@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from syrtos.cli.failure import print_failure
-from syrtos.cli.parsing import seconds
+from syrtos.cli.parsing import folder, seconds
 from syrtos.cli.run_dirs import absolute
 from syrtos.errors import ConfigurationError
 from syrtos.launch.outcome import End
@@ -44,7 +44,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--run-dir",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="folder for trials and results (default: runs/TIME-tune)",
     )
