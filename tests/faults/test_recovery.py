@@ -374,3 +374,22 @@ def test_a_signal_ends_a_run_that_waits_for_that_process(
     assert "new interpreters" not in ended.stderr
     assert "Traceback" not in ended.stderr
     ended.check_nothing_left()
+
+
+@pytest.mark.needs("torch")
+def test_on_torch_all_may_draw_from_one_generator(tmp_path: Path) -> None:
+    """Wherever the snapshot lies: in an epoch, at its end, and at the beginning of one."""
+
+    def digest(folder: str, every: int, step: int) -> str:
+        (tmp_path / folder).mkdir()
+        words = (SCRIPTS / "drawing.py", str(every), str(step), tmp_path / folder / "mark")
+        env = {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch"}
+        ended = run(tmp_path / folder, "-n", "2", *words, within=200.0, env=env, forked=True)
+        assert ended.code == 0, ended.stderr
+        assert ended.stderr.count("goes on from step") == (step > 0), ended.stderr
+        return ended.stdout
+
+    # epochs end after steps 7, 14, 21 and 28
+    undisturbed = digest("undisturbed", 3, 0)
+    for number, (every, step) in enumerate(((3, 17), (5, 17), (14, 16))):
+        assert digest(str(number), every, step) == undisturbed

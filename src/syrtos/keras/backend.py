@@ -149,6 +149,15 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def callbacks_ended(self) -> None:
         """Notes that the callbacks of a training step have run: data draws as from now on."""
 
+    def epoch_computed(self) -> None:
+        """Notes that an epoch was trained and evaluated, before its last callbacks."""
+
+    def epoch_begins(self, is_left_out: bool) -> None:
+        """Notes that the callbacks between two epochs have run: data draws as from now on.
+
+        Where the epoch ``is_left_out``, they have not, and data draws as if they had.
+        """
+
     def begin_replay(self, draws: dict[str, Array]) -> None:
         """Begins to leave out training steps; ``draws``: as `draws` gave it after them."""
 

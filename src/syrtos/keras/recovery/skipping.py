@@ -191,6 +191,7 @@ class SkippedTraining:
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._epoch = epoch
         self._training.data_epoch_begins(epoch, self._everyone.params)
+        backend.active().epoch_begins(is_left_out=True)
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Makes the function that evaluates, and puts `_skip_test` in its place again."""

@@ -97,7 +97,14 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
         return world.part(generators.DrawingSteps).arrays()
 
     def callbacks_ended(self) -> None:
-        world.part(generators.DrawingSteps).note_now()
+        world.part(generators.DrawingSteps).callbacks_ended()
+
+    def epoch_computed(self) -> None:
+        world.part(generators.DrawingSteps).epoch_computed()
+
+    def epoch_begins(self, is_left_out: bool) -> None:
+        steps = world.part(generators.DrawingSteps)
+        steps.skip_callbacks() if is_left_out else steps.epoch_begins()
 
     def begin_replay(self, draws: dict[str, Array]) -> None:
         world.part(generators.DrawingSteps).begin(draws)

@@ -155,6 +155,8 @@ class BeforeUsers(_Quiet):
         self._last.rate = learning_rate.rate_of(self.model)
         for feature in self._last.features:
             feature.epoch_computed(self._last.fit, logs)
+        if self._last.protection:
+            self._last.protection.epoch_computed()
         if self.model is not None and self._last.trains:
             accumulation.gather(world.sharing().comm, self.model)
 
@@ -175,7 +177,7 @@ class AfterUsers(_Quiet):
         self._comparisons = Comparisons(self._session)
         self._data = PlannedTraining(everyone, self._session)
         self._saves_within_epochs = False
-        self._protection: replay.Protection | None = None
+        self.protection: replay.Protection | None = None
         self._exchanges = ExchangeCounts(self._session)
 
     # -- training ------------------------------------------------------------------------------
@@ -187,22 +189,22 @@ class AfterUsers(_Quiet):
         if self.model is not None:
             self._begin_equal(comm)
             self._saves_within_epochs = accumulation.may_be_saved(comm, self._everyone.callbacks)
-            self._data.begin(
-                self.model, keras_internals.steps_in_call(self.model), self._protection
-            )
+            self._data.begin(self.model, keras_internals.steps_in_call(self.model), self.protection)
         for feature in self.features:
             feature.training_begins(self.fit)
         self._forget_what_was_not_sent()
         self._session.ledger.become("build")
         self._exchanges.begin()
-        if self._protection:
-            self._protection.begin()
+        if self.protection:
+            self.protection.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
         self.fit.epoch, self.fit.epoch_began_at = epoch, self.fit.steps
         for feature in self.features:
             feature.epoch_begins(self.fit)
+        if self.protection:
+            self.protection.epoch_begins()
         self._session.ledger.become("input")
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
@@ -230,8 +232,8 @@ class AfterUsers(_Quiet):
         fit.batch = _index(batch)
         for feature in self.features:
             feature.batch_ends(fit, logs)
-        if self._protection:
-            self._protection.batch_ended(fit.epoch, count, logs, have_met)
+        if self.protection:
+            self.protection.batch_ended(fit.epoch, count, logs, have_met)
         self._session.ledger.end_step(_index(batch), count)
         self._session.ledger.point(
             lambda: {
@@ -272,8 +274,8 @@ class AfterUsers(_Quiet):
             steps_per_epoch=self.params.get("steps"),
             **dict(collections.ChainMap(*facts)),
         )
-        if self._protection:
-            self._protection.epoch_ended()
+        if self.protection:
+            self.protection.epoch_ended()
         self._session.ledger.say_sums()
         self._session.ledger.become("rest")
         self._session.ledger.flush()
@@ -295,8 +297,8 @@ class AfterUsers(_Quiet):
                 state.check_equal(comm, variables, self.fit.steps)
             self._exchanges.say(comm, self.model, self._made)
         self._data.end()
-        if self._protection:
-            self._protection.commit_last()
+        if self.protection:
+            self.protection.commit_last()
         self._session.ledger.flush()
 
     # -- the same for evaluate and predict -------------------------------------------------------
@@ -352,7 +354,7 @@ class AfterUsers(_Quiet):
 
     def protect(self) -> None:
         """Sets up this `fit`'s snapshots, if there are any, before the script's callbacks run."""
-        self._protection = replay.protect(self._everyone, self.model, self)
+        self.protection = replay.protect(self._everyone, self.model, self)
 
     def counters(self) -> dict[str, int]:
         """Returns the steps made so far, the epoch, and the number of steps at which it began."""

@@ -62,7 +62,7 @@ def test_what_follows_a_fit_draws_as_after_its_end() -> None:
         with steps.step():
             torch.rand(3)
         torch.rand(2)  # a callback
-        steps.note_now()
+        steps.callbacks_ended()
     torch.rand(1)  # the data, as it ends
     kept = {name: np.array(value) for name, value in steps.arrays().items()}
     wanted = torch.rand(1)
@@ -93,3 +93,75 @@ def test_too_many_states_are_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> Non
             torch.rand(1)
     with pytest.raises(SnapshotError, match=r"torch\.Generator"):
         steps.arrays()
+
+
+class _Fit:
+    """Epochs as Keras makes them: callbacks, data, steps, evaluation on data of its own, callbacks."""
+
+    def __init__(self, drawing: frozenset[str]) -> None:
+        self._drawing, self.drawn = drawing, list[float]()
+        self.steps = made()
+
+    def _draw(self, what: str) -> None:
+        if what in self._drawing:
+            torch.rand(2)
+
+    def run(self, snapshot: tuple[int, bool], kept: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Makes all epochs, or those after a snapshot (of a step, or the end of its epoch)."""
+        found: dict[str, Any] = {}
+        if kept is None:
+            self.steps.epoch_computed()
+        else:
+            self.steps.begin(kept)
+        skips, count = kept is not None, 0
+        for _ in range(4):
+            if skips:
+                self.steps.skip_callbacks()
+            else:
+                self._draw("epoch begins")
+                self.steps.epoch_begins()
+            self.drawn += torch.rand(3).tolist()  # the order of the data
+            for _ in range(3):
+                if skips and count:  # the first step is computed all the same
+                    self.steps.skip()
+                else:
+                    with self.steps.step():
+                        self._draw("step")
+                    if not skips:
+                        self._draw("batch ends")
+                        self.steps.callbacks_ended()
+                count += 1
+                if not skips:
+                    found |= self._commit() if snapshot == (count, False) else {}
+                elif snapshot == (count, False):
+                    self.steps.put_back(kept)  # pyright: ignore[reportArgumentType]
+                    skips = False
+            torch.rand(1)  # the data of the evaluation
+            if skips and snapshot == (count, True):
+                self.steps.put_back(kept)  # pyright: ignore[reportArgumentType]
+                skips = False
+            elif not skips:
+                self.steps.epoch_computed()
+                self._draw("epoch ends")
+                found |= self._commit() if snapshot == (count, True) else {}
+        self.drawn += torch.rand(1).tolist()
+        return found
+
+    def _commit(self) -> dict[str, Any]:
+        return {name: np.array(value) for name, value in self.steps.arrays().items()}
+
+
+@pytest.mark.parametrize("drawing", ["", "step", "batch ends", "epoch ends", "epoch begins", "all"])
+@pytest.mark.parametrize("snapshot", [(2, False), (3, False), (3, True), (7, False), (9, True)])
+def test_evaluations_and_callbacks_between_epochs_may_draw_too(
+    drawing: str, snapshot: tuple[int, bool]
+) -> None:
+    every = ("step", "batch ends", "epoch ends", "epoch begins")
+    which = frozenset(every if drawing == "all" else (drawing,))
+    torch.manual_seed(7)
+    undisturbed = _Fit(which)
+    kept = undisturbed.run(snapshot)
+    torch.manual_seed(7)
+    again = _Fit(which)
+    again.run(snapshot, kept)
+    assert again.drawn == undisturbed.drawn
