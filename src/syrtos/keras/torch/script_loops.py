@@ -124,7 +124,9 @@ class ScriptLoops:
         if checksums.is_compared(number):
             comm = self._session.comm
             check_same_data(comm.agree("compare input", sums.sum_of(batch)), number)
-        found = PartitionedBatch(batch, self._session, backward_graphs.parameters_of)
+        found = PartitionedBatch(
+            batch, self._session, backward_graphs.parameters_of, takes_arrays=False
+        )
         if found.share is None:
             return batch
         self._leave()

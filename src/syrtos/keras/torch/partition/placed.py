@@ -22,6 +22,8 @@ from syrtos.keras.torch.partition.placements import TERM, WHOLE, BatchShare, Pla
 
 # Any: functions of torch take and return trees of any kind.
 _Args = tuple[Any, ...]
+# Torch reads their results by their addresses: the sizes of a packed sequence.
+_READ_BELOW = ("aten::_pack_padded_sequence",)
 _TORCH = str(torch.__path__[0])
 # Elements of a tensor that is exchanged beside others.
 _SMALL = 1 << 14
@@ -287,7 +289,7 @@ def _pending_beside(sums: Sequence[PlacedTensor]) -> list[PlacedTensor]:
 
 def place(whole: torch.Tensor, share: BatchShare, like: Placement) -> torch.Tensor:
     """Returns a whole tensor cut to this worker's rows where it has some; else the tensor itself."""
-    if whole.layout is not torch.strided:
+    if whole.layout is not torch.strided or whole.is_nested:
         return whole
     dims = [like] if isinstance(like, RowPart) else []
     for rows in [*dims, RowPart(0, 1), RowPart(0, 2)]:
@@ -330,6 +332,8 @@ def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
 
     def placed_again(out: object) -> object:
         if not isinstance(out, torch.Tensor) or isinstance(out, PlacedTensor):
+            return out
+        if func._schema.name in _READ_BELOW:
             return out
         if id(out) in back:
             return back[id(out)]

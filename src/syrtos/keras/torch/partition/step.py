@@ -57,13 +57,21 @@ class PartitionedBatch:
         has_reduced: whether gradients were made, and are whole.
     """
 
-    def __init__(self, batch: object, session: Session, parameters: ParametersOf) -> None:
+    def __init__(
+        self,
+        batch: object,
+        session: Session,
+        parameters: ParametersOf,
+        takes_arrays: bool = True,
+    ) -> None:
         """
         Args:
             batch: the whole batch, or a `TorchShare` that holds this worker's rows.
             session: the workers.
             parameters: returns the tensors whose gradients a `backward` of its arguments makes.
+            takes_arrays: whether arrays of NumPy become tensors, as Keras makes of them.
         """
+        self._takes_arrays = takes_arrays
         self._session, self._parameters_of = session, parameters
         self.has_reduced = False
         self._exchanges = TensorExchanges(session.comm)
@@ -85,7 +93,15 @@ class PartitionedBatch:
         if min(counts) < _LEAST_ROWS or self.has_no_rows:
             return
         share = self.share = BatchShare(counts, rank, self._exchanges)
-        self.data = _map(lambda leaf: _place_leaf(leaf, share), batch)
+        self.data = _map(lambda leaf: self._place_leaf(leaf, share), batch)
+
+    def _place_leaf(self, leaf: Any, share: BatchShare) -> Any:
+        """Returns this worker's rows of a leaf of the batch; a leaf without these rows itself."""
+        if self._takes_arrays and isinstance(leaf, np.ndarray) and leaf.dtype.name in _DTYPES:
+            leaf = torch.from_numpy(leaf)
+        if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != share.total:
+            return leaf
+        return place(leaf, share, _FIRST)
 
     def _place_share(self, batch: rows.TorchShare) -> None:
         comm, self.samples = self._session.comm, batch.samples
@@ -217,15 +233,6 @@ def _map(function: Callable[[Any], Any], tree: object) -> object:
 
 def _is_dense(leaf: object) -> bool:
     return not isinstance(leaf, torch.Tensor) or leaf.layout is torch.strided
-
-
-def _place_leaf(leaf: Any, share: BatchShare) -> Any:
-    """Returns this worker's rows of a leaf of the batch; a leaf without these rows itself."""
-    if isinstance(leaf, np.ndarray) and leaf.dtype.name in _DTYPES:
-        return _place_leaf(torch.from_numpy(leaf), share)
-    if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != share.total:
-        return leaf
-    return place(leaf, share, _FIRST)
 
 
 # Of other arrays the tensors have other dtypes than Keras makes of them.

@@ -98,6 +98,29 @@ def test_a_rule_and_its_gradient_compute_on_rows(name: str) -> None:
     assert threads.run(2, 7, work) == [{}, {}]
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_of_two_batches_meet(size: int) -> None:
+    """Parts of the one are larger than those of the other on one worker, and not on another."""
+    first, second = torch.randn(9, 4), torch.randn(10, 4)
+
+    def work(share: BatchShare) -> list[Any]:
+        rank = [sum(share.counts[:k]) for k in range(size)].index(share.start)
+        other = BatchShare(threads.counts_of(10, size), rank, share.exchanges)
+        one = threads.spread(first, share).requires_grad_()
+        two = threads.spread(second, other).requires_grad_()
+        made = one[:, None] - two[None]
+        (made.square().mean() + (one.mean(0) * two.mean(0)).sum()).backward()
+        found: list[Any] = [made, one.grad, two.grad]
+        return [threads.whole(each.detach()) for each in found]
+
+    one, two = first.clone().requires_grad_(), second.clone().requires_grad_()
+    made = one[:, None] - two[None]
+    (made.square().mean() + (one.mean(0) * two.mean(0)).sum()).backward()
+    for found in threads.run(size, 9, work):
+        for mine, wanted in zip(found, (made, one.grad, two.grad), strict=True):
+            torch.testing.assert_close(mine, wanted)
+
+
 HALVES: dict[str, Any] = {
     "last": lambda rows, k: rows.half() * k.half(),
     "viewed": lambda rows, k: rows.half() + k.half().view(1, 2),

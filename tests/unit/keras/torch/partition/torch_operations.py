@@ -69,6 +69,40 @@ def _written_through_a_view(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _in_a_buffer_of_steps(x: torch.Tensor) -> torch.Tensor:
+    steps = torch.zeros(5, len(x), 3)
+    for step in range(5):
+        steps[step] = x[:, step].tanh()
+    return steps.transpose(0, 1).contiguous()
+
+
+_LSTM = torch.nn.LSTM(3, 2, batch_first=True)
+_ENCODER = torch.nn.TransformerEncoder(
+    torch.nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), 1
+).eval()
+
+
+def _packed(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    given = torch.nn.utils.rnn.pack_padded_sequence(x, lengths + 1, True, False)
+    return torch.nn.utils.rnn.pad_packed_sequence(_LSTM(given)[0], True, total_length=6)[0]
+
+
+def _encoded_in_evaluation(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    mask = mask.clone()
+    mask[:, 0] = False
+    with torch.no_grad():
+        found = _ENCODER(x, src_key_padding_mask=mask)
+    return torch.nn.functional.pad(found, (0, 0, 0, 6 - found.shape[1]))
+
+
+def _twice(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        (found,) = torch.autograd.grad(loss(x * 2, y).square(), x, create_graph=True)
+        return found
+
+    return gradient
+
+
 def _in_place(x: torch.Tensor) -> torch.Tensor:
     x = x.clone()
     x.mul_(2).add_(1).clamp_(min=0.0)
@@ -126,6 +160,18 @@ OPERATIONS: dict[str, Operation] = {
     "cast": _of(lambda a: a.double().float() + a.long(), N),
     "clamp_by_tensors": _of(lambda a, b, c: torch.clamp(a, min=b, max=c), N, (6,), N),
     "in_place": _whole(_in_place, N),
+    "in_a_buffer_of_steps": _whole(_in_a_buffer_of_steps, ("n", 5, 3)),
+    "packed": _whole(_packed, ("n", 6, 3), ("n",), kinds="fi"),
+    "encoded_in_evaluation": _whole(_encoded_in_evaluation, ("n", 6, 4), ("n", 6), kinds="fb"),
+    **{
+        f"{name}_twice": _whole(_twice(loss), N, N)
+        for name, loss in {
+            "mse_loss": T.mse_loss,
+            "mse_sum": lambda x, y: T.mse_loss(x, y, reduction="sum"),
+            "smooth_l1": T.smooth_l1_loss,
+            "huber": T.huber_loss,
+        }.items()
+    },
     "assigned": _whole(_assigned, N),
     "written_through_a_view": _whole(_written_through_a_view, N),
     "sum_that_is_written": _whole(_sum_that_is_written, N),

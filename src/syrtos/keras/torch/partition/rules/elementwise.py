@@ -128,9 +128,26 @@ def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if not isinstance(tensor.placement, RowPart) or tuple(size) != tuple(tensor.shape):
         return func(tensor.local, size, *rest, **kwargs)
     if is_empty:
-        rest = [tensor.local.stride()]
+        strides = _strides_of_part(tensor, rest[0])
+        if strides is None:
+            return func(tensor.local, size, *rest, **kwargs)
+        rest = [strides]
     made = func(tensor.local, tensor.local.shape, *rest, **kwargs)
     return PlacedTensor(made, tensor.placement, tensor.share)
+
+
+def _strides_of_part(tensor: PlacedTensor, asked: Sequence[int]) -> list[int] | None:
+    """Returns the strides of this worker's rows in memory of the given order; None for one with gaps."""
+    rows = tensor.placement
+    assert isinstance(rows, RowPart)
+    dense = 1
+    for dim in sorted(range(tensor.ndim), key=lambda dim: asked[dim]):
+        if tensor.shape[dim] > 1:
+            if asked[dim] != dense:
+                return None
+            dense *= tensor.shape[dim]
+    mine, whole, row = tensor.local.shape[rows.dim], tensor.shape[rows.dim], asked[rows.dim]
+    return [stride // whole * mine if stride > row else stride for stride in asked]
 
 
 # Sums of these dtypes, which are widened before they are added up, are rounded as one process rounds
@@ -149,7 +166,8 @@ def _lead(args: Sequence[Any]) -> PlacedTensor | None:
     """Returns the tensor whose rows the result has: the one of the most elements."""
     found = [t for t in args if isinstance(t, PlacedTensor) and isinstance(t.placement, RowPart)]
     return (
-        max(found, key=lambda t: t.local.numel()) if len(found) > 1 else found[0] if found else None
+        # Of whole ones: parts of two batches may be larger on one worker, and smaller on another.
+        max(found, key=lambda t: t.numel()) if len(found) > 1 else found[0] if found else None
     )
 
 

@@ -185,7 +185,8 @@ def _reduction(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tup
 
 def _gradient_of_loss(grad: torch.Tensor, reduction: int, lead: PlacedTensor) -> Any:
     """Returns the gradient of this worker's losses, or of the reduced one; None where it has not its rows."""
-    if reduction == _NONE:
+    # Where it is differentiated again, autograd gives the one of a reduced loss for each element.
+    if reduction == _NONE or (grad.ndim and grad.shape == lead.shape):
         assert isinstance(lead.placement, RowPart)
         return part_of(grad, lead.placement, lead.share)
     return grad.whole() if isinstance(grad, PlacedTensor) else grad
