@@ -36,7 +36,7 @@ CHECKS = [
     "resumed_with_accumulation", "early_gradients", "errors_in_backward", "frozen_parameters", "files", "learning_rate_and_early_stopping",
 ]  # fmt: skip
 
-LOOPS = ["of_keras", "of_torch", "adversarial", "two_loaders", "not_split"]
+LOOPS = ["of_keras", "of_torch", "adversarial", "two_loaders", "odd_batches", "steps_inside", "prefetched", "not_split"]  # fmt: skip
 # Of small models too, some gradients travel while others are made.
 SMALL_BUCKETS = ("--bucket-mb", "0.001")
 

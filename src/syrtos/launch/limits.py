@@ -177,14 +177,11 @@ _LIMITS = (
         _of_user(resource.RLIMIT_FSIZE, "kB of a file", 1024),
         _LARGER_FILES,
     ),
-    *(
-        _Limit(
-            "",
-            number,
-            _of_user(resource.RLIMIT_CPU, "s of processor time"),
-            "raise that with `ulimit -t unlimited`",
-        )
-        for number in (signal.SIGXCPU, signal.SIGKILL)
+    _Limit(
+        "",
+        signal.SIGXCPU,
+        _of_user(resource.RLIMIT_CPU, "s of processor time"),
+        "raise that with `ulimit -t unlimited`",
     ),
     _Limit(
         r"Too many open files",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +23,8 @@ from syrtos.keras.torch.script_loops import ScriptLoops
 torch.set_default_dtype(torch.float64)
 keras.config.set_floatx("float64")
 _WIDE = 1024
+# Not on all workers.
+SELF = os.getpid() % 2
 
 
 def show(name: str, found: dict[str, list[float]], *modules: nn.Module) -> None:
@@ -47,9 +53,10 @@ def network(outputs: int = 10) -> nn.Module:
 
 def is_split(loops: int = 1) -> bool:
     """Returns whether so many loops were split since the last call, where there are several workers."""
-    found = world.sharing().part(ScriptLoops)._is_split
-    count = sum(found.values())
-    found.clear()
+    found = world.sharing().part(ScriptLoops)
+    count = sum(found._is_split.values())
+    found._is_split.clear()
+    found._open.clear()
     return world.sharing().world.size == 1 or count == loops
 
 
@@ -178,6 +185,114 @@ def two_loaders() -> None:
     show("two_loaders", {"losses": losses, "state": state.tolist()}, net)
 
 
+def odd_batches() -> None:
+    """Arrays, texts and dictionaries with keys of several kinds; losses that come from a generator."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    losses = []
+
+    def collate(samples: list[Any]) -> dict[Any, Any]:
+        x, y = (torch.stack(each) for each in zip(*samples, strict=True))
+        names = [f"row {number}" for number in range(len(x))]
+        return {"x": x, 0: y.numpy(), None: names, "sizes": [len(x), (x[:, :1],)]}
+
+    for batch in loader(collate_fn=collate):
+        assert isinstance(batch[0], np.ndarray)
+        assert batch[None][1] == "row 1"
+        parts = net(batch["x"] + batch["sizes"][1][0]).chunk(2)
+        labels = torch.from_numpy(batch[0]).chunk(2)
+        found = [
+            functional.cross_entropy(part, label) for part, label in zip(parts, labels, strict=True)
+        ]
+        optimizer.zero_grad()
+        torch.autograd.backward(loss for loss in found)
+        optimizer.step()
+        losses += [loss.item() for loss in found]
+    assert is_split()
+    show("odd_batches", {"losses": losses}, net)
+
+
+class Looping(keras.Model):
+    """A model whose step goes through a loader of its own, and leaves it in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.layers.Dense(10)
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y, *_ = batch
+        for number, (other, _) in enumerate(DataLoader(rows(60), batch_size=20)):
+            self.zero_grad()
+            both = self(torch.cat([x, other]))
+            loss = functional.cross_entropy(both[: len(x)], y) + both[len(x) :].square().mean()
+            loss.backward()
+            weights = self.trainable_weights
+            with torch.no_grad():
+                self.optimizer.apply([weight.value.grad for weight in weights], weights)
+            if number:
+                break
+        return {"loss": loss}
+
+
+def steps_inside() -> None:
+    """A step of a model's own in a loop that is split, and another `fit` afterwards."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    keras.utils.set_random_seed(5)
+    stepping = Looping()
+    stepping.compile(keras.optimizers.SGD(0.1))
+    losses = []
+    for number, (x, y) in enumerate(loader(shuffle=True)):
+        loss = functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses += [loss.item(), float(stepping.train_on_batch(x, y))]
+        if number == 2:
+            break
+    built = keras.Sequential([keras.Input((256,)), keras.layers.Dense(10)])
+    built.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    losses += built.fit(*rows().tensors, verbose=0).history["loss"]
+    assert is_split()
+    show("steps_inside", {"losses": losses}, net, stepping, built)
+
+
+def prefetched() -> None:
+    """A thread reads the loader; an iterator that is kept, in a cycle, which Python frees at any time."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    losses = []
+
+    def train(x: Any, y: Any) -> None:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    for _ in range(2):
+        batches: queue.Queue[Any] = queue.Queue(2)
+        iterator = iter(loader())
+        reader = threading.Thread(target=lambda it=iterator, q=batches: [q.put(b) for b in it])
+        reader.start()
+        for _ in range(4):
+            train(*batches.get())
+        reader.join()
+    for _ in range(2):
+        kept: list[Any] = [iter(loader())]
+        kept.append(kept)
+        train(*next(kept[0]))
+        train(*next(kept[0]))
+        del kept
+        if SELF:
+            gc.collect()
+    assert is_split()
+    show("prefetched", {"losses": losses}, net)
+
+
 def not_split() -> None:
     """A loop that is too small, or does not train, is computed whole."""
     net = nn.Linear(256, 10)
@@ -200,5 +315,6 @@ def not_split() -> None:
 
 
 if __name__ == "__main__":
-    for loops in (of_keras, of_torch, adversarial, two_loaders, not_split):
+    of_all = (of_keras, of_torch, adversarial, two_loaders, odd_batches, steps_inside)
+    for loops in (*of_all, prefetched, not_split):
         loops()

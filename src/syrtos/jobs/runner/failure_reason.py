@@ -16,7 +16,7 @@ from syrtos.launch.outcome import End, Outcome, error_line
 _LONGEST = 1 << 16  # bytes
 _LAST = 10  # lines
 # As Python begins such a line, and where its interpreter can't start.
-_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)\b|Fatal Python error")
+_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)(:|$)|Fatal Python error")
 
 
 def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStream) -> str:

@@ -251,8 +251,7 @@ class Checkpoints:
         """Stops the copying thread and copies the rest; no process may write any more."""
         self._over.set()
         self._thread.join()
-        with writing(self._uri, self._folders):
-            self.copy(settled=False)
+        self.copy(settled=False)
 
     def _run(self) -> None:
         while not self._over.wait(self._every):
@@ -280,8 +279,9 @@ class Checkpoints:
                     continue
                 names.add(name.as_posix())
                 self._copy_one(folder, path, settled)
-        for name in self._names - names:
-            self._places.remove(f"{self._uri}/{name}")
+        with writing(self._uri, self._folders):
+            for name in self._names - names:
+                self._places.remove(f"{self._uri}/{name}")
         self._names = names
 
     def _copy_one(self, folder: Path, path: Path, settled: bool) -> None:

@@ -25,9 +25,12 @@ def script_mentions(pattern: str) -> bool:
     Installed modules are left out.
     """
     files = {
-        _file_of(module) for name, module in list(sys.modules.items()) if is_name_of_script(name)
+        file
+        for name, module in list(sys.modules.items())
+        if is_name_of_script(name)
+        and ((file := _file_of(module)).endswith(".py") or name == "__main__")
     }
-    return any(re.search(pattern, _text_of(file)) for file in files if file.endswith(".py"))
+    return any(re.search(pattern, _text_of(file)) for file in files)
 
 
 @functools.lru_cache(maxsize=256)

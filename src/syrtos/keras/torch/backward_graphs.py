@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from syrtos.keras.torch import torch_internals
 from syrtos.keras.torch.partition.placed import PlacedTensor
@@ -30,7 +31,8 @@ def parameters_of(roots: Roots) -> list[torch.Tensor]:
 
     Those that workers have in parts, e.g. inputs, are left out.
     """
-    found = (getattr(node, "variable", None) for node in _nodes_of(roots))
+    nodes = (node for node in _nodes_of(roots) if node.name().endswith("AccumulateGrad"))
+    found = (getattr(node, "variable", None) for node in nodes)
     return [
         variable
         for variable in found
@@ -46,18 +48,21 @@ def saves_time(roots: Roots, workers: int) -> bool:
     nodes = list(_nodes_of(roots))
     work = 3 * sum(map(_operations, nodes))  # forward, and twice that backward
     nbytes = sum(p.numel() * p.element_size() for p in parameters_of(roots))
-    device = next((root.device.type for root in _tensors(roots)), "cpu")
+    tensors = (root for root in _each(roots) if isinstance(root, torch.Tensor))
+    device = next((root.device.type for root in tensors), "cpu")
     rate = _OPERATIONS.get(device, _OPERATIONS["cuda"])
     return work / rate * (1 - 1 / workers) > len(nodes) * _NODE + _EXCHANGE + nbytes * _BYTE
 
 
-def _tensors(roots: Roots) -> Sequence[torch.Tensor]:
-    return [roots] if isinstance(roots, torch.Tensor) else list(roots)
+def _each(roots: Roots) -> Sequence[torch.Tensor | GradientEdge]:
+    return [roots] if isinstance(roots, torch.Tensor | GradientEdge) else roots
 
 
 def _nodes_of(roots: Roots) -> Iterator[Node]:
     """Yields the nodes of a graph, each once."""
-    waiting = [tensor.grad_fn for tensor in _tensors(roots)]
+    waiting = [
+        root.node if isinstance(root, GradientEdge) else root.grad_fn for root in _each(roots)
+    ]
     seen = set()
     while waiting:
         node = waiting.pop()

@@ -76,6 +76,8 @@ def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]
     # What the script does with the gradients (clipping, norms, an optimizer of its own) is then
     # what it is in one process.
     def backward(tensors: Roots, *args: object, **kwargs: object) -> None:
+        if not isinstance(tensors, torch.Tensor | torch.autograd.graph.GradientEdge):
+            tensors = tuple(tensors)  # it may be read once only
         batch = current_batch()
         if current_step() is None:
             world.sharing().part(ScriptLoops).before_backward(tensors)

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from syrtos.keras.split import script_modules, verdicts
 from syrtos.keras.torch import backward_graphs
 from syrtos.keras.torch.partition.step import PartitionedBatch, outside_of_batch
 from syrtos.keras.torch.step import current_step, is_whole
+from syrtos.keras.torch.torch_internals import tree_leaves
 
 if TYPE_CHECKING:
     from syrtos.keras.torch.partition.step import Roots
@@ -68,71 +69,81 @@ class LoopBatches:
             loops: of this process.
         """
         self._batches, self.place, self._loops = batches, place, loops
+        self._thread = threading.get_ident()
         self._count = 0
 
     def __iter__(self) -> LoopBatches:
         return self
 
     def __next__(self) -> object:
-        self._loops.end(self)
+        if threading.get_ident() != self._thread:
+            return next(self._batches)  # its exchanges would meet those of the script's own thread
+        self._loops.end(self.place)
         batch = next(self._batches)
         number, self._count = self._count, self._count + 1
-        return self._loops.begin(self, batch, number)
+        return self._loops.begin(self.place, batch, number)
 
     def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
         return getattr(self._batches, name)
 
     def __len__(self) -> int:
         return len(self._batches)  # pyright: ignore[reportArgumentType]
 
-    def __del__(self) -> None:
-        # A loop that `break` ends leaves its batches here.
-        self._loops.end(self)
+    def __reduce__(self) -> NoReturn:
+        raise NotImplementedError("The batches of a loop can't be copied.")
 
 
 class ScriptLoops:
-    """The loops of the script: which of them are split, and the batch that it computes with."""
+    """The loops of the script: which of them are split, and the batch that it computes with.
+
+    What a worker does depends on what the script does alone, not on when Python frees the iterator
+    of a loop that `break` ends: the batch stays the current one, and whole tensors are computed
+    with as without it.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        # Loops that have a batch. Not the objects, which a `break` is to end.
-        self._open: dict[int, Place] = {}
+        # Loops that have got a batch, and not come to their end since.
+        self._open: dict[Place, None] = {}
         self._batch: PartitionedBatch | None = None
-        self._loop_of_batch = 0
+        self._place: Place | None = None  # of the batch's loop
         self._context = contextlib.ExitStack()
         self._trained = 0
         # whether a loop that trains is split, and how many of its batches were noted
         self._is_split: dict[Place, bool] = {}
         self._noted: dict[Place, int] = {}
 
-    def begin(self, loop: LoopBatches, batch: _Batch, number: int) -> _Batch:
+    def begin(self, place: Place, batch: _Batch, number: int) -> _Batch:
         """Returns a batch as the script computes with it: as rows where the loop is split.
 
         Of several loops at once the last to begin has the current batch; rows of the others stay
         what they are.
 
         Args:
-            loop: whose batch it is.
+            place: of the loop.
             batch: the whole one.
             number: of the batch in the loop.
         """
         if self._batch is None and (current_step() or is_whole()):  # in a step of a model's
             return batch
-        self._open[id(loop)] = loop.place
-        if not self._is_split.get(loop.place):
+        self._open[place] = None
+        if not self._is_split.get(place):
             return batch
         if checksums.is_compared(number):
+            leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
             comm = self._session.comm
-            check_same_data(comm.agree("compare input", sums.sum_of(batch)), number)
+            check_same_data(comm.agree("compare input", sums.sum_of(leaves)), number)
         found = PartitionedBatch(
-            batch, self._session, backward_graphs.parameters_of, takes_arrays=False
+            batch, self._session, backward_graphs.parameters_of, is_of_script=True
         )
         if found.share is None:
             return batch
         self._leave()
-        if self._noted.setdefault(loop.place, 0) < _NOTED:
+        if self._noted.setdefault(place, 0) < _NOTED:
             found.note_whole()
-        self._batch, self._loop_of_batch = found, id(loop)
+        self._batch, self._place = found, place
         ledger = self._session.ledger
         ledger.before_update()
         self._trained = ledger.trained
@@ -141,33 +152,35 @@ class ScriptLoops:
         self._context.enter_context(found.as_current())
         return found.data  # pyright: ignore[reportReturnType]
 
-    def end(self, loop: LoopBatches) -> None:
-        """Ends what the script computes with a batch. Results that it keeps stay usable."""
-        self._open.pop(id(loop), None)
-        if self._batch is not None and self._loop_of_batch == id(loop):
-            found = self._batch
+    def end(self, place: Place) -> None:
+        """Ends what the script computes with a loop's batch. Results that it keeps stay usable."""
+        self._open.pop(place, None)
+        if place == self._place:
             self._leave()
-            if self._noted[loop.place] < _NOTED:
-                self._noted[loop.place] += 1
-                if whole := found.describe_whole():
-                    self._session.ledger.say(computed_whole=whole)
 
     def _leave(self) -> None:
         found, self._batch = self._batch, None
+        place, self._place = self._place, None
         self._context.close()
-        if found is None or found.share is None:
+        if found is None or found.share is None or place is None:
             return
         found.share.pending.clear()
-        if found.has_reduced and self._session.ledger.trained == self._trained:
-            self._session.ledger.note_update()  # by an optimizer of torch's
+        found.share.alive.clear()
+        ledger = self._session.ledger
+        if found.has_reduced and ledger.trained == self._trained:
+            ledger.note_update()  # by an optimizer of torch's
+        if self._noted[place] < _NOTED:
+            self._noted[place] += 1
+            if whole := found.describe_whole():
+                ledger.say(computed_whole=whole)
 
     def before_backward(self, roots: Roots) -> None:
         """Decides whether the loops that have a whole batch are split from their next ones on.
 
         All workers call this together.
         """
-        new = [place for place in self._open.values() if place not in self._is_split]
-        if not new:
+        new = [place for place in self._open if place not in self._is_split]
+        if not new or threading.current_thread() is not threading.main_thread():
             return
         saves = backward_graphs.saves_time(roots, self._session.world.size)
         answers = self._session.comm.agree("does splitting a loop save time?", float(saves))
@@ -176,12 +189,15 @@ class ScriptLoops:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Context manager of a step of `fit`, or its like, that the script makes in a loop."""
-        opened, self._open = self._open, {}
+        before = self._open, self._batch, self._place, self._context
+        self._open, self._batch, self._place = {}, None, None
+        self._context = contextlib.ExitStack()
         try:
-            with outside_of_batch() if self._batch else contextlib.nullcontext():
+            with outside_of_batch() if before[1] else contextlib.nullcontext():
                 yield
         finally:
-            self._open = opened
+            self._leave()  # of a loop that the step has begun
+            self._open, self._batch, self._place, self._context = before
 
 
 def _may_split(session: Session) -> bool:

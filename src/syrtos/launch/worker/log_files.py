@@ -55,9 +55,12 @@ class _Tee:
         # the script may have closed it
         with contextlib.suppress(OSError):
             poll.register(self.errors, select.POLLIN)
-            while (left := deadline - time.monotonic()) > 0:
-                if poll.poll(1000 * left) and not os.read(self.errors.fileno(), 4096):
+            while True:
+                left = deadline - time.monotonic()
+                if poll.poll(max(1000 * left, 0)) and not os.read(self.errors.fileno(), 4096):
                     return True
+                if left <= 0:
+                    break
         while (runs := os.path.exists(f"/proc/{self.pid}")) and time.monotonic() < deadline:
             time.sleep(0.02)
         return not runs

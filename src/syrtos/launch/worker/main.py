@@ -338,15 +338,17 @@ class _WorkerProcess:
         cause = _cause(error)
         # The interpreter notes errors there, which functions of `atexit` may look at.
         sys.last_value = cause
-        code = tracebacks.call_hook(error)
-        if self._log is not None:
-            self._log.append(tracebacks.full_text(cause))
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
         advice = tracebacks.advice(cause, self._size())
         self._report_failure(
             tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice),
             code,
             tracebacks.advice_if_alone(cause, self._size()),
         )
+        # After the report and before the log is closed: it may end this process, and print.
+        tracebacks.call_hook(error)
+        if self._log is not None:
+            self._log.append(tracebacks.full_text(cause))
         return code
 
     def _size(self) -> int:

@@ -51,25 +51,24 @@ def is_raised(interrupt: KeyboardInterrupt) -> bool:
     return dis.opname[operation] == "RAISE_VARARGS"
 
 
-def call_hook(error: BaseException) -> int:
-    """Calls the script's own `sys.excepthook`, if it has one, and returns the exit code of an error.
+def call_hook(error: BaseException) -> None:
+    """Calls the script's own `sys.excepthook`, if it has one, with an error that ends the script.
 
-    As in Python, the hook may end the process by `SystemExit`.
+    The exit code of a hook that calls `sys.exit` is not used: the run has failed.
     """
-    code = 130 if isinstance(error, KeyboardInterrupt) else 1
     if sys.excepthook is _HOOK:
-        return code
+        return
     shown = error.__traceback__
     while shown is not None and _runs_scripts(traceback.extract_tb(shown, limit=1)[0]):
         shown = shown.tb_next
     try:
         sys.excepthook(type(error), error, shown)
     except SystemExit as end:
-        return end.code & 0xFF or code if isinstance(end.code, int) else code
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         print("Error in sys.excepthook:", file=sys.stderr)
         traceback.print_exc()
-    return code
 
 
 def full_text(error: BaseException) -> str:

@@ -23,7 +23,8 @@ from syrtos.keras.torch.step import TorchStep, as_one_process, as_several_worker
 from syrtos.scopes import set_within
 
 _Tree = TypeVar("_Tree")
-Roots = torch.Tensor | Sequence[torch.Tensor]
+_Root = torch.Tensor | torch.autograd.graph.GradientEdge
+Roots = _Root | Sequence[_Root]
 ParametersOf = Callable[[Roots], Sequence[torch.Tensor]]
 _step: ContextVar[PartitionedBatch | None] = ContextVar("step", default=None)
 _NAMED = 5  # so many operations are named in the record of a run
@@ -62,16 +63,17 @@ class PartitionedBatch:
         batch: object,
         session: Session,
         parameters: ParametersOf,
-        takes_arrays: bool = True,
+        is_of_script: bool = False,
     ) -> None:
         """
         Args:
             batch: the whole batch, or a `TorchShare` that holds this worker's rows.
             session: the workers.
             parameters: returns the tensors whose gradients a `backward` of its arguments makes.
-            takes_arrays: whether arrays of NumPy become tensors, as Keras makes of them.
+            is_of_script: whether the script has got the batch from a loader: its arrays stay arrays,
+                and a tensor that is part of another one stays whole, which the script may write to.
         """
-        self._takes_arrays = takes_arrays
+        self._is_of_script = is_of_script
         self._session, self._parameters_of = session, parameters
         self.has_reduced = False
         self._exchanges = TensorExchanges(session.comm)
@@ -84,7 +86,7 @@ class PartitionedBatch:
 
     def _place_whole(self, batch: object) -> None:
         rank, size = self._session.world.rank, self._session.world.size
-        leaves = [leaf for leaf in keras.tree.flatten(batch) if rows.has_rows(leaf)]
+        leaves = [leaf for leaf in self._leaves(batch) if rows.has_rows(leaf)]
         total = len(leaves[0]) if leaves else 1
         bounds = [share_of(total, one, size) for one in range(size)]
         counts = [stop - start for start, stop in bounds]
@@ -93,11 +95,21 @@ class PartitionedBatch:
         if min(counts) < _LEAST_ROWS or self.has_no_rows:
             return
         share = self.share = BatchShare(counts, rank, self._exchanges)
-        self.data = _map(lambda leaf: self._place_leaf(leaf, share), batch)
+        # Keras sorts the keys of dictionaries, which a script may have of several kinds.
+        place = torch_internals.tree_map if self._is_of_script else keras.tree.map_structure
+        self.data = place(lambda leaf: self._place_leaf(leaf, share), batch)
+
+    def _leaves(self, batch: object) -> list[Any]:
+        if not self._is_of_script:
+            return keras.tree.flatten(batch)
+        return [x for x in torch_internals.tree_leaves(batch) if isinstance(x, torch.Tensor)]
 
     def _place_leaf(self, leaf: Any, share: BatchShare) -> Any:
         """Returns this worker's rows of a leaf of the batch; a leaf without these rows itself."""
-        if self._takes_arrays and isinstance(leaf, np.ndarray) and leaf.dtype.name in _DTYPES:
+        if self._is_of_script:
+            if getattr(leaf, "_base", None) is not None:
+                return leaf
+        elif isinstance(leaf, np.ndarray) and leaf.dtype.name in _DTYPES:
             leaf = torch.from_numpy(leaf)
         if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != share.total:
             return leaf
