@@ -339,12 +339,10 @@ class _WorkerProcess:
         # The interpreter notes errors there, which functions of `atexit` may look at.
         sys.last_value = cause
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        advice = tracebacks.advice(cause, self._size())
-        self._report_failure(
-            tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice),
-            code,
-            tracebacks.advice_if_alone(cause, self._size()),
-        )
+        size, text = self._size(), tracebacks.short_text(cause)
+        if advice := tracebacks.advice(cause, size):
+            text += f"\nsyrtos: {advice}\n"
+        self._report_failure(text, code, tracebacks.advice_if_alone(cause, size))
         # After the report and before the log is closed: it may end this process, and print.
         tracebacks.call_hook(error)
         if self._log is not None:
