@@ -411,7 +411,9 @@ class _GenerationStarter:
 def _print_failed(ended: generations.RunEnd, run_dir: Path, request: RunRequest) -> int:
     """Prints how an unfinished run ended, and whether it can go on; returns the exit code."""
     print_table(run_dir)
-    print_failure(ended.outcome, ended.folder, bool(request.spec.hosts))
+    # `resume` takes the run's own folder
+    shown = run_dir if ended.outcome.end is End.STOPPED else ended.folder
+    print_failure(ended.outcome, shown, bool(request.spec.hosts))
     if ended.before and not request.policy.asked:
         print(
             "syrtos: this run was started again before. The last generation but one:"
