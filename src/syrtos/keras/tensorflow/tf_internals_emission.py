@@ -112,7 +112,15 @@ def _add_functions(graph: Any, source: Any, attributes: dict[str, Any]) -> None:
         called += [function.name for function in attribute.list.func]
         for name in called:
             if name and not graph._is_function(name):
-                graph._add_function_recursive(source._get_function(name))
+                graph._add_function_recursive(_function_of(source, name))
+
+
+def _function_of(graph: Any, name: str) -> Any:
+    """Returns a function that an operation of a graph calls; graphs of gradients use outer ones'."""
+    found = graph._get_function(name)
+    while found is None and (graph := getattr(graph, "outer_graph", None)) is not None:
+        found = graph._get_function(name)
+    return found
 
 
 def in_topological_order(
