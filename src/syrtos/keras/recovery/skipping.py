@@ -233,9 +233,9 @@ class SkippedTraining:
         is_there = self._has_others or self._calls == self._place.calls
         if not is_there or not self._place.ended:
             raise SnapshotError(
-                f"The data of `fit` ended after {self._calls} batches, and {self._place.calls} had"
-                " been trained on when the snapshot was made. A run is continued with the data"
-                " that it began with. Start it anew with another --run-dir."
+                f"`fit` ended after {self._calls} batches, and {self._place.calls} had been trained"
+                " on when the snapshot was made. A run is continued with the data that it began"
+                " with, and no fewer epochs. Start it anew with another --run-dir."
             )
         self._end(epoch_ended=True)
 
