@@ -116,7 +116,7 @@ def _add_functions(graph: Any, source: Any, attributes: dict[str, Any]) -> None:
 
 
 def _function_of(graph: Any, name: str) -> Any:
-    """Returns a function that an operation of a graph calls; graphs of gradients use outer ones'."""
+    """Returns a function that an operation calls; graphs of gradients use those around them."""
     found = graph._get_function(name)
     while found is None and (graph := getattr(graph, "outer_graph", None)) is not None:
         found = graph._get_function(name)

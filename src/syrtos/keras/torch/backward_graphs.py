@@ -1,4 +1,4 @@
-"""The graph that autograd has of a loss: which parameters it reaches, and what its step computes."""
+"""The graph that autograd has of a loss: its parameters, and what its step computes."""
 
 from __future__ import annotations
 

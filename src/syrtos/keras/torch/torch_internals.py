@@ -71,7 +71,7 @@ def change_sizes(func: Any, tensor: torch.Tensor, args: Sequence[Any]) -> None:
 
 
 def shapes_of_outputs(node: Node) -> list[tuple[int, ...]]:
-    """Returns the shapes of what a node of autograd's graph has computed; none of a nested tensor."""
+    """Returns the shapes of a node's results in autograd's graph; none of a nested tensor."""
     try:
         return [tuple(one.shape) for one in getattr(node, "_input_metadata", ())]
     except RuntimeError:

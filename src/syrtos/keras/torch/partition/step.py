@@ -179,7 +179,7 @@ class PartitionedBatch:
 
     @contextlib.contextmanager
     def reducing_gradients(self, roots: Roots) -> Iterator[None]:
-        """Context manager around `backward` of ``roots``: gradients of parameters are whole afterwards."""
+        """Context manager around `backward`, of which gradients of parameters are whole."""
         parameters = [p for p in self._parameters_of(roots) if p.requires_grad]
         # Added to an older gradient, each part would travel alone.
         before = [(p, p.grad) for p in parameters if p.grad is not None]

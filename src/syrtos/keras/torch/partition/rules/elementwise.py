@@ -137,7 +137,7 @@ def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _strides_of_part(tensor: PlacedTensor, asked: Sequence[int]) -> list[int] | None:
-    """Returns the strides of this worker's rows in memory of the given order; None for one with gaps."""
+    """Returns the strides of a worker's rows in memory of such an order; None for one with gaps."""
     rows = tensor.placement
     assert isinstance(rows, RowPart)
     dense = 1
