@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 _Batch = TypeVar("_Batch")
 # A loop of such a script is its own on each worker, or is compiled.
 _LEFT_ALONE = (
-    r"(?i:rank\b|is_main_process|\bhvd\b)|torch\.distributed|torch\.compile\b|torch\.jit\b"
+    r"(?i:rank\b|is_main_process)|horovod|smdistributed|torch\.distributed"
+    r"|torch\.compile\b|torch\.jit\b"
 )
 # Bars that show how far a loop is, between the script and its loader.
 _BARS = ("tqdm", "rich")
