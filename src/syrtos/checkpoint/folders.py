@@ -63,7 +63,7 @@ def save(slots: SnapshotMemory, folder: Path) -> int:
         return number
     # a name that `numbers` does not see: the folder gets its own once everything in it is on disk
     draft = folder / f".{_PREFIX}{number}"
-    shutil.rmtree(draft, ignore_errors=True)
+    _remove(draft)
     draft.mkdir(parents=True)
     try:
         digests = [
@@ -73,11 +73,11 @@ def save(slots: SnapshotMemory, folder: Path) -> int:
         durable.force(draft)  # the entries of the parts, before the folder counts as a snapshot
         draft.rename(_snapshot_folder(folder, number))
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
+        _remove(draft)
         raise
     durable.force(folder)
     for old in numbers(folder)[_KEPT:]:
-        shutil.rmtree(_snapshot_folder(folder, old), ignore_errors=True)
+        _remove(_snapshot_folder(folder, old))
     return number
 
 

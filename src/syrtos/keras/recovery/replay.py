@@ -157,7 +157,7 @@ class Protection:
                 del given[name]
         if self._committed is None:
             self._place.first_epoch = getattr(self._model, "_initial_epoch", None) or 0
-            self.epoch_computed()
+            backend.active().epoch_computed()
             return
         place = self._place = self._committed.place
         backend.active().begin_replay(self._committed.mine)
@@ -225,14 +225,6 @@ class Protection:
             self.first_step_made(self._session.ledger.clock.top.samples / count)
         if self._since >= self._run.interval and have_met:
             self._commit(logs)
-
-    def epoch_computed(self) -> None:
-        """Notes that an epoch was trained and evaluated, before its last callbacks."""
-        backend.active().epoch_computed()
-
-    def epoch_begins(self) -> None:
-        """Notes that the callbacks have run that lie before the data of an epoch."""
-        backend.active().epoch_begins(is_left_out=False)
 
     def epoch_ended(self) -> None:
         """Notes that an epoch's last callbacks have run; commits a snapshot if it is about time."""

@@ -48,20 +48,21 @@ def saves_time(roots: Roots, workers: int) -> bool:
     nodes = list(_nodes_of(roots))
     work = 3 * sum(map(_operations, nodes))  # forward, and twice that backward
     nbytes = sum(p.numel() * p.element_size() for p in parameters_of(roots))
-    tensors = (root for root in _each(roots) if isinstance(root, torch.Tensor))
+    tensors = (root for root in _as_sequence(roots) if isinstance(root, torch.Tensor))
     device = next((root.device.type for root in tensors), "cpu")
     rate = _OPERATIONS.get(device, _OPERATIONS["cuda"])
     return work / rate * (1 - 1 / workers) > len(nodes) * _NODE + _EXCHANGE + nbytes * _BYTE
 
 
-def _each(roots: Roots) -> Sequence[torch.Tensor | GradientEdge]:
+def _as_sequence(roots: Roots) -> Sequence[torch.Tensor | GradientEdge]:
     return [roots] if isinstance(roots, torch.Tensor | GradientEdge) else roots
 
 
 def _nodes_of(roots: Roots) -> Iterator[Node]:
     """Yields the nodes of a graph, each once."""
     waiting = [
-        root.node if isinstance(root, GradientEdge) else root.grad_fn for root in _each(roots)
+        root.node if isinstance(root, GradientEdge) else root.grad_fn
+        for root in _as_sequence(roots)
     ]
     seen = set()
     while waiting:

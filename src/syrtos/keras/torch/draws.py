@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from syrtos.keras.patching import Patch
+from syrtos.keras.torch.partition.placed import strides_with
 from syrtos.keras.torch.step import TorchStep, current_step
 
 if TYPE_CHECKING:
@@ -61,19 +62,12 @@ def _of_mask(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
             noise_shape = (total, *noise_shape[1:])
         # Draws are in the order of the memory, which layers may have permuted.
         size = (total, *inputs.shape[1:])
-        ones = torch.empty_strided(
-            size, _strides(inputs, total), dtype=inputs.dtype, device=inputs.device
-        )
+        strides = strides_with(inputs.shape, inputs.stride(), 0, total)
+        ones = torch.empty_strided(size, strides, dtype=inputs.dtype, device=inputs.device)
         scales = original(ones.fill_(1), rate, noise_shape, seed)
         return inputs * scales[start : start + count]
 
     return dropout
-
-
-def _strides(inputs: torch.Tensor, total: int) -> list[int]:
-    """Returns the strides of a tensor of ``total`` rows whose dimensions are ordered as those of ``inputs``."""
-    mine, count = inputs.stride(0), max(len(inputs), 1)
-    return [s // count * total if s > mine else s for s in inputs.stride()]
 
 
 def _rows(step: TorchStep, size: int) -> tuple[int, int, int] | None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 import torch
 
@@ -69,7 +69,7 @@ class LoopBatches:
             place: of the loop.
             loops: of this process.
         """
-        self._batches, self.place, self._loops = batches, place, loops
+        self._batches, self._place, self._loops = batches, place, loops
         self._thread = threading.get_ident()
         self._count = 0
 
@@ -79,10 +79,10 @@ class LoopBatches:
     def __next__(self) -> object:
         if threading.get_ident() != self._thread:
             return next(self._batches)  # its exchanges would meet those of the script's own thread
-        self._loops.end(self.place)
+        self._loops.end(self._place)
         batch = next(self._batches)
         number, self._count = self._count, self._count + 1
-        return self._loops.begin(self.place, batch, number)
+        return self._loops.begin(self._place, batch, number)
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
@@ -94,6 +94,20 @@ class LoopBatches:
 
     def __reduce__(self) -> NoReturn:
         raise NotImplementedError("The batches of a loop can't be copied.")
+
+
+class _Current(NamedTuple):
+    """The batch that the script computes with.
+
+    Attributes:
+        place: of its loop.
+        batch: as rows.
+        trained: how many updates were made before it.
+    """
+
+    place: Place
+    batch: PartitionedBatch
+    trained: int
 
 
 class ScriptLoops:
@@ -108,10 +122,8 @@ class ScriptLoops:
         self._session = session
         # Loops that have got a batch, and not come to their end since.
         self._open: dict[Place, None] = {}
-        self._batch: PartitionedBatch | None = None
-        self._place: Place | None = None  # of the batch's loop
+        self._current: _Current | None = None
         self._context = contextlib.ExitStack()
-        self._trained = 0
         # whether a loop that trains is split, and how many of its batches were noted
         self._is_split: dict[Place, bool] = {}
         self._noted: dict[Place, int] = {}
@@ -127,7 +139,7 @@ class ScriptLoops:
             batch: the whole one.
             number: of the batch in the loop.
         """
-        if self._batch is None and (current_step() or is_whole()):  # in a step of a model's
+        if self._current is None and (current_step() or is_whole()):  # in a step of a model's
             return batch
         self._open[place] = None
         if not self._is_split.get(place):
@@ -142,12 +154,13 @@ class ScriptLoops:
         if found.share is None:
             return batch
         self._leave()
-        if self._noted.setdefault(place, 0) < _NOTED:
+        noted = self._noted.get(place, 0)
+        if noted < _NOTED:
+            self._noted[place] = noted + 1
             found.note_whole()
-        self._batch, self._place = found, place
         ledger = self._session.ledger
         ledger.before_update()
-        self._trained = ledger.trained
+        self._current = _Current(place, found, ledger.trained)
         ledger.count(found.samples)
         self._context.enter_context(ledger.span("compute"))
         self._context.enter_context(found.as_current())
@@ -156,24 +169,19 @@ class ScriptLoops:
     def end(self, place: Place) -> None:
         """Ends what the script computes with a loop's batch. Results that it keeps stay usable."""
         self._open.pop(place, None)
-        if place == self._place:
+        if self._current is not None and self._current.place == place:
             self._leave()
 
     def _leave(self) -> None:
-        found, self._batch = self._batch, None
-        place, self._place = self._place, None
+        left, self._current = self._current, None
         self._context.close()
-        if found is None or found.share is None or place is None:
+        if left is None:
             return
-        found.share.pending.clear()
-        found.share.alive.clear()
+        left.batch.forget_parts()
         ledger = self._session.ledger
-        if found.has_reduced and ledger.trained == self._trained:
+        if left.batch.has_reduced and ledger.trained == left.trained:
             ledger.note_update()  # by an optimizer of torch's
-        if self._noted[place] < _NOTED:
-            self._noted[place] += 1
-            if whole := found.describe_whole():
-                ledger.say(computed_whole=whole)
+        left.batch.record_whole()
 
     def before_backward(self, roots: Roots) -> None:
         """Decides whether the loops that have a whole batch are split from their next ones on.
@@ -190,15 +198,14 @@ class ScriptLoops:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Context manager of a step of `fit`, or its like, that the script makes in a loop."""
-        before = self._open, self._batch, self._place, self._context
-        self._open, self._batch, self._place = {}, None, None
-        self._context = contextlib.ExitStack()
+        before = self._open, self._current, self._context
+        self._open, self._current, self._context = {}, None, contextlib.ExitStack()
         try:
             with outside_of_batch() if before[1] else contextlib.nullcontext():
                 yield
         finally:
             self._leave()  # of a loop that the step has begun
-            self._open, self._batch, self._place, self._context = before
+            self._open, self._current, self._context = before
 
 
 def _may_split(session: Session) -> bool:

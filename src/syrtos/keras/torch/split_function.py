@@ -96,13 +96,11 @@ class TorchFunction:
             feature.count_samples(found.samples)
         is_noted = self._noted < _NOTED
         self._noted += 1
-        if not is_noted:
-            return found.compute(lambda data: step([data]))
-        found.note_whole()
+        if is_noted:
+            found.note_whole()
         outputs = found.compute(lambda data: step([data]))
-        if whole := found.describe_whole():
-            session.ledger.say(computed_whole=whole)
-        if found.has_no_rows:
+        found.record_whole()
+        if is_noted and found.has_no_rows:
             verdicts.tell(_NO_ROWS, session, f"`{self._name}` of {self.model.name}")
         return outputs
 

@@ -156,7 +156,7 @@ class BeforeUsers(_Quiet):
         for feature in self._last.features:
             feature.epoch_computed(self._last.fit, logs)
         if self._last.protection:
-            self._last.protection.epoch_computed()
+            backend.active().epoch_computed()
         if self.model is not None and self._last.trains:
             accumulation.gather(world.sharing().comm, self.model)
 
@@ -204,7 +204,7 @@ class AfterUsers(_Quiet):
         for feature in self.features:
             feature.epoch_begins(self.fit)
         if self.protection:
-            self.protection.epoch_begins()
+            backend.active().epoch_begins(is_left_out=False)
         self._session.ledger.become("input")
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:

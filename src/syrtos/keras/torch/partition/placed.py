@@ -70,7 +70,7 @@ class PlacedTensor(torch.Tensor):
         shape, strides = local.shape, local.stride()
         if isinstance(placement, RowPart):
             size = share.total * placement.each
-            strides = _strides_of_whole(shape, strides, placement.dim, size)
+            strides = strides_with(shape, strides, placement.dim, size)
             shape = (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
         self = torch_internals.wrapping_tensor(cls, shape, strides, local)
         self.local, self.placement, self.share = local, placement, share
@@ -204,10 +204,10 @@ class PlacedTensor(torch.Tensor):
         self.copy_(changed)
 
 
-def _strides_of_whole(
+def strides_with(
     shape: Sequence[int], strides: Sequence[int], dim: int, size: int
 ) -> tuple[int, ...]:
-    """Returns the strides of a whole tensor whose parts have these strides."""
+    """Returns strides for memory of the same order, with ``size`` entries along a dimension."""
     if dim == 0 and strides[0] == max(strides):
         return tuple(strides)
     if strides[dim] == 0:  # the same entries again

@@ -159,6 +159,17 @@ class PartitionedBatch:
         if self.share is not None:
             self.share.whole = {}
 
+    def record_whole(self) -> None:
+        """Records what every worker has computed whole, if it was noted, and is anything."""
+        if whole := self.describe_whole():
+            self._session.ledger.say(computed_whole=whole)
+
+    def forget_parts(self) -> None:
+        """Forgets the tensors made so far. One that is kept is exchanged when it is read."""
+        if self.share is not None:
+            self.share.pending.clear()
+            self.share.alive.clear()
+
     def _end(self, share: BatchShare) -> None:
         """Makes whole what the script keeps of the step: gradients, or a tensor in a list."""
         self._reduce([(p, p.grad) for p in self._parameters_of(()) if p.grad is not None])

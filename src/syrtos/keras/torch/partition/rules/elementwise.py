@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from syrtos.keras.torch.partition import table
-from syrtos.keras.torch.partition.placed import PlacedTensor
+from syrtos.keras.torch.partition.placed import PlacedTensor, strides_with
 from syrtos.keras.torch.partition.placements import TERM, BatchShare, RowPart
 
 _SCALED = ("aten::mul", "aten::mul_")
@@ -136,7 +136,7 @@ def new(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return PlacedTensor(made, tensor.placement, tensor.share)
 
 
-def _strides_of_part(tensor: PlacedTensor, asked: Sequence[int]) -> list[int] | None:
+def _strides_of_part(tensor: PlacedTensor, asked: Sequence[int]) -> tuple[int, ...] | None:
     """Returns the strides of a worker's rows in memory of such an order; None for one with gaps."""
     rows = tensor.placement
     assert isinstance(rows, RowPart)
@@ -146,8 +146,7 @@ def _strides_of_part(tensor: PlacedTensor, asked: Sequence[int]) -> list[int] | 
             if asked[dim] != dense:
                 return None
             dense *= tensor.shape[dim]
-    mine, whole, row = tensor.local.shape[rows.dim], tensor.shape[rows.dim], asked[rows.dim]
-    return [stride // whole * mine if stride > row else stride for stride in asked]
+    return strides_with(tensor.shape, asked, rows.dim, tensor.local.shape[rows.dim])
 
 
 # Sums of these dtypes, which are widened before they are added up, are rounded as one process rounds
