@@ -23,7 +23,7 @@ JOBS ?= 3
 # Those that wait for services come first, so that they do not wait alone at the end.
 SLOW = tests/conformance tests/contract tests/packages tests/parity tests/e2e tests/faults
 # Units that take frameworks, workers, services or seconds.
-SLOW_UNITS = keras jobs testing sagemaker engines/kubernetes launch/remote launch/processes launch/worker comm/test_mpi.py cli/test_doctor.py cli/test_serve.py cli/test_submit.py report/test_read.py report/test_noise_scale.py test_docs.py
+SLOW_UNITS = keras syrtos_jobs testing sagemaker syrtos_clusters/kubernetes launch/remote launch/processes launch/worker comm/test_mpi.py cli/test_doctor.py report/test_read.py report/test_noise_scale.py test_docs.py
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
@@ -42,13 +42,21 @@ environment: $(READY)
 
 # Three tiers; tests/README.md says what each of them promises.
 test: $(READY)
-	$(PYTEST) -m "not slow and not long and not timing" $(if $(ROOM),tests/unit/$(ROOM))
+	$(PYTEST) -m "not slow and not long and not timing" $(if $(ROOM),tests/unit/$(ROOM)) $(OF_$(PACKAGE))
+
+# The tests of each package beside the core; their units alone, and of `core` all others: `make test PACKAGE=jobs`.
+OF_jobs = tests/unit/syrtos_jobs tests/conformance $(wildcard tests/faults/test_jobs*.py tests/faults/test_tunings.py tests/faults/test_service*.py) $(addprefix tests/e2e/test_,submit.py scraped_jobs.py search_page.py tune_search.py ray_jobs.py page.py)
+OF_clusters = tests/unit/syrtos_clusters $(addprefix tests/e2e/test_,pods.py ray.py ray_jobs.py)
+OF_estimator = tests/parity/test_dialects.py tests/unit/test_dialects.py tests/e2e/test_dialect_scripts.py -k estimator
+OF_tune = tests/unit/syrtos_tune tests/e2e/test_tune_trials.py
+OF_migrate = tests/unit/syrtos_migrate tests/e2e/test_doctor_fix.py
+OF_core = $(addprefix tests/,conformance contract e2e faults packages parity unit) $(foreach package,jobs clusters tune migrate,$(patsubst %,--ignore %,$(OF_$(package))))
 
 # A minute, before a commit: lint, contracts and the units that need neither a framework nor a world. `make test ROOM=launch` has all units of a room.
 quick: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/house.py src/syrtos .ci/house.toml
+	$(BIN)/python .ci/house.py src .ci/house.toml
 	$(PYTEST) -m "not slow and not long and not timing" tests/unit $(SLOW_UNITS:%=--ignore tests/unit/%)
 
 # Many of these wait for others.
@@ -79,7 +87,7 @@ check: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/house.py src/syrtos .ci/house.toml
+	$(BIN)/python .ci/house.py src .ci/house.toml
 
 # The documentation as a site, in build/site. A link that leads nowhere is an error.
 docs: .venv/docs-ready

@@ -1,6 +1,6 @@
 """Builds the sdist and, from it, the wheel, and checks both: ``dist.py [FOLDER]`` (dist).
 
-The wheel has each file of the package and no other; a tag vX.Y.Z of the commit is that of the package's version.
+The wheel has each file of the packages and no other; a tag vX.Y.Z of the commit is that of the package's version.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def content_faults(names: Iterable[str], expected: Collection[str]) -> Iterator[
     for name in sorted(set(expected) - own):
         yield f"The wheel lacks {name}: name it in [tool.setuptools.package-data] of pyproject.toml."
     for name in sorted(own - set(expected)):
-        yield f"The wheel has {name}, which is no file of src/syrtos."
+        yield f"The wheel has {name}, which is no file of src."
 
 
 def tag_faults(tags: Iterable[str], version: Version) -> Iterator[str]:
@@ -61,7 +61,9 @@ def main(folder: Path) -> int:
     """Builds and checks; the exit code is 1 where anything is wrong."""
     wheel = build(folder)
     with zipfile.ZipFile(wheel) as opened:
-        faults = [*content_faults(opened.namelist(), files_of(ROOT / "src" / "syrtos"))]
+        packages = [path.parent for path in (ROOT / "src").glob("syrtos*/__init__.py")]
+        expected = set().union(*map(files_of, packages))
+        faults = [*content_faults(opened.namelist(), expected)]
     tags = subprocess.run(
         ["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -38,15 +38,15 @@ def main() -> list[dict[str, Any]]:
             server.wait()
             for job in Path(home, "jobs").iterdir():
                 subprocess.run(
-                    ["pkill", "-9", "-f", f"syrtos.jobs.runner.attempt {job.name}"], check=False
+                    ["pkill", "-9", "-f", f"syrtos_jobs.runner.attempt {job.name}"], check=False
                 )
 
 
 def _client() -> Any:
     import boto3
 
-    from syrtos.cli.aws_env import variables
-    from syrtos.jobs.store.home import Home
+    from syrtos_jobs.commands.aws_env import variables
+    from syrtos_jobs.store.home import Home
 
     os.environ.update(variables(Home()))
     return boto3.client("sagemaker")
@@ -111,7 +111,7 @@ def _line(work: str, seconds: float, **more: Any) -> dict[str, Any]:
 
 
 def _describe() -> list[dict[str, Any]]:
-    from syrtos.jobs.store.home import Home
+    from syrtos_jobs.store.home import Home
 
     url = Home().endpoint()
     assert url is not None

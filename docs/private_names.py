@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "backends.md"
-SOURCE = Path(__file__).parent.parent / "src" / "syrtos"
+SOURCE = Path(__file__).parent.parent / "src"
 BEGIN, END = "<!-- private names -->", "<!-- end of private names -->"
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 
@@ -91,7 +91,7 @@ def section() -> str:
         "",
         "Private names that are imported (TensorFlow's were seen in 2.18 to 2.21):",
         "",
-        "| module | names | file in `src/syrtos` |",
+        "| module | names | file in `src` |",
         "|---|---|---|",
     ]
     names_in: dict[tuple[str, str], list[str]] = defaultdict(list)

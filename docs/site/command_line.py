@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from text import cell, prose
 
 from syrtos import cli
-from syrtos.cli import tune_batch, tune_lr, tune_search
+from syrtos_jobs.commands import tune_search
+from syrtos_tune.commands import tune_batch, tune_lr
 
 # What options mean that have no text of their own, by the command.
 _OTHERS = {

@@ -16,7 +16,7 @@ from text import prose
 
 from syrtos import errors
 
-SOURCE = Path(errors.__file__).parent
+SOURCE = Path(errors.__file__).parents[1]
 CLASSES = dict(inspect.getmembers(errors, inspect.isclass))
 
 _READ = (ast.Call, ast.Constant, ast.JoinedStr, ast.BinOp)
@@ -67,7 +67,7 @@ def texts() -> set[str]:
 
 @functools.cache
 def _nodes() -> tuple[ast.AST, ...]:
-    trees = (ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py")))
+    trees = (ast.parse(path.read_text()) for path in sorted(SOURCE.glob("syrtos*/**/*.py")))
     return tuple(node for tree in trees for node in ast.walk(tree) if isinstance(node, _READ))
 
 

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     )
     from syrtos.comm.communicator import ReduceOp
     from syrtos.errors import SyrtosError
-    from syrtos.jobs.client.estimator import Estimator
     from syrtos.notebook.launcher import notebook_launcher
     from syrtos.remote_calls import remote
     from syrtos.settings import Options
+    from syrtos_jobs.client.estimator import Estimator
 
 __all__ = [
     "Estimator",
@@ -77,13 +77,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Estimator": "syrtos.jobs.client.estimator",
     "ReduceOp": "syrtos.comm.communicator",
     "SyrtosError": "syrtos.errors",
     "notebook_launcher": "syrtos.notebook.launcher",
     "remote": "syrtos.remote_calls",
     "Options": "syrtos.settings",
 }
+# Of packages beside this one, by entry points.
+_OF_OTHERS = ("Estimator", "ray")
 
 
 if TYPE_CHECKING:
@@ -91,8 +92,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("data", "ray"):
-        return importlib.import_module(f"syrtos.{name}")
+    if name == "data":
+        return importlib.import_module("syrtos.data")
+    if name in _OF_OTHERS:
+        entry_points = importlib.import_module("syrtos.entry_points")
+        return entry_points.load(entry_points.NAMES, name)
     if name not in __all__:
         raise AttributeError(f"module 'syrtos' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES.get(name, "syrtos.api")), name)

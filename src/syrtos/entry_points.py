@@ -1,9 +1,13 @@
-"""The entry points by which other packages add to syrtos: objects by their names, in groups."""
+"""The entry points by which other packages add to syrtos: objects by their names, in groups.
+
+The packages beside `syrtos` in its own wheel (`syrtos_jobs`, `syrtos_tune` ...) come by them too.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from syrtos.errors import ConfigurationError
@@ -13,7 +17,15 @@ if TYPE_CHECKING:
 
 KindT = TypeVar("KindT")
 
+# Modules with `add_to`, by the name of the command.
+COMMANDS = "syrtos.commands"
 DIALECTS, ENGINES, FEATURES = "syrtos.dialects", "syrtos.engines", "syrtos.features"
+# Functions that rewrite a script for `syrtos doctor --fix`.
+FIXES = "syrtos.fixes"
+# Instances of `syrtos.cli.named_runs.NamedRuns`.
+NAMED_RUNS = "syrtos.named_runs"
+# Attributes of the module `syrtos`.
+NAMES = "syrtos.names"
 
 
 def names(group: str) -> list[str]:
@@ -26,10 +38,16 @@ def load(group: str, name: str) -> Any:
     """Imports what the entry point of this name names.
 
     Raises:
-        ConfigurationError: two packages use the name; or the import fails, of which it names the
-            package.
+        ConfigurationError: no package uses the name, or two do; or the import fails, of which it
+            names the package.
     """
     found = {point for point in _of_path(group, tuple(sys.path)) if point.name == name}
+    if not found:
+        raise ConfigurationError(
+            f"No package that is installed has an entry point `{name}` of the group {group}. Where"
+            " it was one of syrtos's own, install syrtos again: `pip install --force-reinstall"
+            " --no-deps` with its path or name."
+        )
     if len(found) > 1:
         values = " and ".join(sorted(point.value for point in found))
         raise ConfigurationError(
@@ -40,6 +58,8 @@ def load(group: str, name: str) -> Any:
     try:
         return point.load()
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (needs := needed(error)):
+            raise ConfigurationError(needs) from error
         package = point.dist.name if point.dist else "a package"
         raise ConfigurationError(
             f"The entry point `{name} = {point.value}` of {package}, in the group {group}, could"
@@ -62,7 +82,41 @@ def load_instance(group: str, name: str, kind: type[KindT]) -> KindT:
     return found
 
 
-@functools.lru_cache(maxsize=8)
+def needed(error: ModuleNotFoundError) -> str:
+    """Returns the sentence that names the packages which a package beside syrtos needs.
+
+    A package says by its constant ``EXTRA`` which extra of its distribution they are. The text is
+    empty where no package on the way to the import has one, or where the module that is missing is
+    one of syrtos's own: that is a defect.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    found = [(name, extra) for name in names if (extra := _extra_of(name))]
+    if not found or (error.name or "syrtos").startswith("syrtos"):
+        return ""
+    from importlib.metadata import packages_distributions, requires
+
+    package, extra = found[-1]
+    # By their names, since a checkout or a wheel may be what the package was installed from.
+    wanted = [
+        requirement.partition(";")
+        for distribution in set(packages_distributions().get(package, ()))
+        for requirement in requires(distribution) or ()
+    ]
+    texts = [
+        f"'{text.strip()}'" for text, _, mark in wanted if mark.strip() == f'extra == "{extra}"'
+    ]
+    return (
+        f"This needs the package {error.name}, of the extra `{extra}`: `pip install"
+        f" {' '.join(texts)}`."
+    )
+
+
+def _extra_of(package: str) -> str:
+    return getattr(sys.modules.get(package), "EXTRA", "")
+
+
+@functools.lru_cache(maxsize=16)
 def _of_path(group: str, path: tuple[str, ...]) -> EntryPoints:
     # Only here: it takes longer to import than all of a small script.
     from importlib.metadata import entry_points

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
-from syrtos import ray, settings
+from syrtos import entry_points, settings
 from syrtos.engines.registry import engine_of
 from syrtos.engines.reservation import NodeRequest
 from syrtos.errors import ConfigurationError
@@ -109,6 +109,7 @@ def remote(
     def call_there(function: Callable[..., object], given: tuple[object, ...]) -> object:
         if on == "ray":
             more: dict[str, Any] = options
+            ray = entry_points.load(entry_points.NAMES, "ray")
             return ray.run(function, given, workers=count, values=values, **more)
         if on == "slurm":
             asked = {"run_dir": new_run_dir(), **options}

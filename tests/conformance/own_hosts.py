@@ -17,7 +17,7 @@ from typing import Any
 
 import netns
 
-from syrtos.jobs.runner.enter import InstanceSpec
+from syrtos_jobs.runner.enter import InstanceSpec
 
 HOSTS = ("algo-1", "algo-2")
 _ENTRYPOINT = (
@@ -86,7 +86,7 @@ class Job:
             f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         ]
         return hosts.start(
-            [*bare, sys.executable, "-m", "syrtos.jobs.runner.enter", str(path), *_ENTRYPOINT],
+            [*bare, sys.executable, "-m", "syrtos_jobs.runner.enter", str(path), *_ENTRYPOINT],
             on=host,
         )
 

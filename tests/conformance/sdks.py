@@ -156,8 +156,8 @@ def _exported(text: str) -> dict[str, str]:
 
 
 def _end_jobs(home: Path) -> None:
-    from syrtos.jobs.client import local
-    from syrtos.jobs.store.home import Home
+    from syrtos_jobs.client import local
+    from syrtos_jobs.store.home import Home
 
     service = local.service_of(Home(home))
     for record in service.store.active():

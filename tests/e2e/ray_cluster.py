@@ -105,7 +105,7 @@ def of_syrtos() -> Iterator[str]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words, env = process.cmdline(), process.environ()
-            if "syrtos.engines.ray.driver" in words or (
+            if "syrtos_clusters.ray.driver" in words or (
                 "syrtos" in " ".join(words) and _is_of_ray(env)
             ):
                 yield " ".join(words)

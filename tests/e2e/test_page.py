@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import chromium
 import pytest
 
-from syrtos.jobs.client.estimator import Estimator
-from syrtos.jobs.http.page import token
-from syrtos.jobs.http.server import Server
-from syrtos.jobs.observation import logs
-from syrtos.jobs.store.home import Home
 from syrtos.observe.ledger import epochs_path
+from syrtos_jobs.client.estimator import Estimator
+from syrtos_jobs.http.page import token
+from syrtos_jobs.http.server import Server
+from syrtos_jobs.observation import logs
+from syrtos_jobs.store.home import Home
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator, Page

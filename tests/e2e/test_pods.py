@@ -13,8 +13,8 @@ import pytest
 
 import forking
 from syrtos.engines.engine import EngineRequest
-from syrtos.engines.kubernetes import manifests
-from syrtos.engines.kubernetes.request import request_of
+from syrtos_clusters.kubernetes import manifests
+from syrtos_clusters.kubernetes.request import request_of
 
 pytest.importorskip("yaml")
 

@@ -12,10 +12,10 @@ import boto3
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from syrtos.jobs.client.estimator import Estimator
-from syrtos.jobs.http.page import token
-from syrtos.jobs.http.server import Server
-from syrtos.jobs.store.home import Home
+from syrtos_jobs.client.estimator import Estimator
+from syrtos_jobs.http.page import token
+from syrtos_jobs.http.server import Server
+from syrtos_jobs.store.home import Home
 
 pytestmark = pytest.mark.slow
 

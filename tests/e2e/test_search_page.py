@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import chromium
 import pytest
 
-from syrtos.jobs.client import local
-from syrtos.jobs.client.estimator import Estimator
-from syrtos.jobs.client.search_file import SearchFile
-from syrtos.jobs.http.page import token
-from syrtos.jobs.http.server import Server
-from syrtos.jobs.store.home import Home
-from syrtos.jobs.tuning.operations import Operations
+from syrtos_jobs.client import local
+from syrtos_jobs.client.estimator import Estimator
+from syrtos_jobs.client.search_file import SearchFile
+from syrtos_jobs.http.page import token
+from syrtos_jobs.http.server import Server
+from syrtos_jobs.store.home import Home
+from syrtos_jobs.tuning.operations import Operations
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

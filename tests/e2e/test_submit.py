@@ -20,9 +20,9 @@ import h5py
 import numpy as np
 import pytest
 
-from syrtos.jobs.runner import enter
-from syrtos.jobs.store.home import Home
-from syrtos.jobs.store.job_store import Store, columns
+from syrtos_jobs.runner import enter
+from syrtos_jobs.store.home import Home
+from syrtos_jobs.store.job_store import Store, columns
 
 TRAIN = """
 import argparse, os

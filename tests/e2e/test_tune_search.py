@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from syrtos.jobs.client import local
-from syrtos.jobs.store.home import Home
+from syrtos_jobs.client import local
+from syrtos_jobs.store.home import Home
 
 TRIAL = """
 import argparse, time

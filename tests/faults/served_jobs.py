@@ -16,8 +16,8 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from syrtos.jobs.runner import attempt, processes
-from syrtos.jobs.store.home import Home
+from syrtos_jobs.runner import attempt, processes
+from syrtos_jobs.store.home import Home
 
 ROLE = "arn:aws:iam::000000000000:role/syrtos"
 
@@ -71,7 +71,7 @@ def end_all(home: Path) -> None:
     """Kills runners and what they have started."""
     for folder in (home / "jobs").glob("*"):
         subprocess.run(
-            ["pkill", "-9", "-f", f"syrtos.jobs.runner.attempt {folder.name}$"], check=False
+            ["pkill", "-9", "-f", f"syrtos_jobs.runner.attempt {folder.name}$"], check=False
         )
         processes.end(attempt.mark(Home(home), folder.name))
 

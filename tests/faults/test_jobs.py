@@ -55,7 +55,7 @@ def test_a_job_whose_runner_dies_is_begun_again(tmp_path: Path) -> None:
         sagemaker = client("sagemaker")
         sagemaker.create_training_job(**request("again", "echo begun; sleep 2"))
         until_said(client, "again", "begun")
-        subprocess.run(["pkill", "-9", "-f", "syrtos.jobs.runner.attempt again"], check=True)
+        subprocess.run(["pkill", "-9", "-f", "syrtos_jobs.runner.attempt again"], check=True)
         found = final(sagemaker, "again")
     assert statuses(found) == [*_LIFE[:3], "Restarting", *_LIFE]
 
@@ -207,7 +207,7 @@ def test_a_long_output_shows_its_first_line_at_once(tmp_path: Path) -> None:
         (runner,) = [
             p
             for p in psutil.process_iter(["cmdline"])
-            if (p.info["cmdline"] or [])[-2:] == ["syrtos.jobs.runner.attempt", "long"]
+            if (p.info["cmdline"] or [])[-2:] == ["syrtos_jobs.runner.attempt", "long"]
         ]
         time.sleep(3)
         assert runner.memory_info().rss < 300 << 20

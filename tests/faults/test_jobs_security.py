@@ -32,15 +32,15 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs.credentials import job_secret
-from syrtos.jobs.http import bodies
-from syrtos.jobs.http import server as server_module
-from syrtos.jobs.http.page import token
-from syrtos.jobs.http.server import Server
-from syrtos.jobs.requests import states
-from syrtos.jobs.store.home import Home
-from syrtos.jobs.store.job_store import Record
-from syrtos.jobs.store.reserve import Reserve
+from syrtos_jobs.credentials import job_secret
+from syrtos_jobs.http import bodies
+from syrtos_jobs.http import server as server_module
+from syrtos_jobs.http.page import token
+from syrtos_jobs.http.server import Server
+from syrtos_jobs.requests import states
+from syrtos_jobs.store.home import Home
+from syrtos_jobs.store.job_store import Record
+from syrtos_jobs.store.reserve import Reserve
 
 Answer = tuple[int, dict[str, str], bytes]
 

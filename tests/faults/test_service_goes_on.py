@@ -121,7 +121,7 @@ def test_processes_without_their_environment_end_with_a_runner_that_is_killed(
     sagemaker.create_training_job(**asked, RetryStrategy={"MaximumRetryAttempts": 1})
     jobs.wait_until((tmp_path / "sleeper").exists, 60)
     pid = int((tmp_path / "sleeper").read_text())
-    subprocess.run(["pkill", "-9", "-f", "syrtos.jobs.runner.attempt orphan$"], check=True)
+    subprocess.run(["pkill", "-9", "-f", "syrtos_jobs.runner.attempt orphan$"], check=True)
     jobs.wait_until(lambda: not _runs(pid), 20)
     sagemaker.stop_training_job(TrainingJobName="orphan")
     assert jobs.final(sagemaker, "orphan")["TrainingJobStatus"] == "Stopped"

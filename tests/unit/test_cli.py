@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from syrtos import cli
+from syrtos.cli import command_files
 
 
 def test_each_subcommand_is_in_the_file_that_is_imported_for_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in cli._COMMANDS:
+    for name in command_files.names():
         with pytest.raises(SystemExit) as end:
             cli.main([name, "-h"])
         assert end.value.code == 0
@@ -25,7 +26,8 @@ def test_each_subcommand_is_in_the_file_that_is_imported_for_it(
         for line in capsys.readouterr().out.rpartition("\ntrain:\n")[2].splitlines()
         if line[2:3].strip()
     ]
-    assert {word for word in listed if word in cli._COMMANDS} == set(cli._COMMANDS)
+    known = set(command_files.names())
+    assert {word for word in listed if word in known} == known
 
 
 def test_a_command_without_standard_output_does_its_work(tmp_path: Path) -> None:
@@ -45,6 +47,6 @@ def test_an_error_without_a_text_is_named(
         raise MemoryError
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 32, 1 << 32))
-    monkeypatch.setattr("syrtos.cli.jobs.find_run_dir", lambda given: fail())
+    monkeypatch.setattr("syrtos.cli.status.find_run_dir", lambda given: fail())
     assert cli.main(["status", "x"]) == 1
     assert capsys.readouterr().err.startswith("syrtos: MemoryError. This process is limited to")

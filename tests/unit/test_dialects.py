@@ -72,7 +72,7 @@ def test_every_served_strategy_is_listed() -> None:
 
 @pytest.mark.needs("tensorflow")
 def test_names_of_estimators_are_there_and_no_others() -> None:
-    from syrtos.dialects.estimator import names
+    from syrtos_estimator import names
 
     listed = MATRIX["estimator"]["names"]["tf.estimator"]
     whole = names.namespace()

@@ -55,11 +55,15 @@ def test_the_data_of_the_package_is_declared() -> None:
     """A quick part of what `make dist` checks."""
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
-    ]["syrtos"]
-    package = ROOT / "src" / "syrtos"
-    declared = {path for pattern in patterns for path in package.glob(pattern)}
+    ]["*"]
+    packages = [path.parent for path in (ROOT / "src").glob("syrtos*/__init__.py")]
+    assert len(packages) == 6
+    declared = {
+        path for package in packages for pattern in patterns for path in package.glob(pattern)
+    }
     data = {
         path
+        for package in packages
         for path in package.rglob("*")
         if path.is_file() and path.suffix not in (".py", ".pyc", ".md")
     }

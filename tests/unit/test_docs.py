@@ -18,7 +18,9 @@ from types import ModuleType
 import pytest
 
 from syrtos import cli
-from syrtos.cli import tune_batch, tune_lr, tune_search
+from syrtos.cli import command_files
+from syrtos_jobs.commands import tune_search
+from syrtos_tune.commands import tune_batch, tune_lr
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -219,7 +221,7 @@ def test_commands_in_sentences_exist(name: str) -> None:
         words = command.split()[1:]
         if words[0].startswith("-"):
             continue
-        assert words[0] in cli._COMMANDS, command
+        assert words[0] in command_files.names(), command
         script = next(
             (at for at, word in enumerate(words) if word.endswith((".py", ".yaml"))), len(words)
         )

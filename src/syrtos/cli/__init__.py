@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import errno
 import gc
-import importlib
 import io
 import os
 import signal
@@ -14,7 +13,8 @@ import sys
 import textwrap
 from typing import NoReturn
 
-from syrtos import __version__
+from syrtos import __version__, entry_points
+from syrtos.cli import command_files
 from syrtos.cli.early import early_start
 from syrtos.cli.parsing import Parser, refuse_unknown_command
 from syrtos.errors import ScriptSyntaxError, SyrtosError
@@ -23,33 +23,10 @@ from syrtos.launch.limits import explain
 from syrtos.launch.processes.zygote_process import EarlyStart
 from syrtos.launch.terminal import streams
 
-# The commands in groups, and the file of each: only that of the one that is asked for is imported,
-# which takes half of the time.
-_GROUPS = {
-    "train": {"init": "init", "run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "attach": "attach", "stop": "jobs"},
-    "look before and after": {
-        "check": "check", "doctor": "doctor", "verify": "verify", "report": "report", "tune": "tune", "forecast": "forecast", "track": "track",
-        "data": "data", "env": "env", "completion": "completion",
-    },
-    "jobs in the manner of SageMaker": {"submit": "submit", "serve": "serve", "jobs": "jobs", "describe": "jobs", "aws-env": "aws_env"},
-    "commands of other launchers": {"horovodrun": "horovodrun", "smddprun": "horovodrun"},
-}  # fmt: skip
-_COMMANDS = {command: file for group in _GROUPS.values() for command, file in group.items()}
 # Commands whose last words are a script and its arguments.
 _WITH_SCRIPTS = ("run", "verify")
 # Commands that end with what they run: also where nobody reads what they print any more.
 _RUNNING = ("run", "resume", "verify", "tune", "submit", "serve", "horovodrun", "smddprun")
-_OF_JOBS = (
-    "sqlalchemy",
-    "regex",
-    "starlette",
-    "uvicorn",
-    "httptools",
-    "botocore",
-    "yaml",
-    "prometheus_client",
-    "optuna",
-)
 
 
 def parser(command: str = "") -> Parser:
@@ -62,8 +39,8 @@ def parser(command: str = "") -> Parser:
     commands = made.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    for name in [_COMMANDS[command]] if command in _COMMANDS else dict.fromkeys(_COMMANDS.values()):
-        importlib.import_module(f"syrtos.cli.{name}").add_to(commands)
+    for module in command_files.modules(command):
+        module.add_to(commands)
     return made
 
 
@@ -82,7 +59,7 @@ def _print_help() -> None:
         "usage: syrtos COMMAND ...\n\nDistributed training for Keras. `syrtos COMMAND -h` explains"
         " a command."
     )
-    for title, names in _GROUPS.items():
+    for title, names in command_files.by_title().items():
         print(f"\n{title}:")
         for name in names:
             print(
@@ -110,7 +87,8 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         with contextlib.suppress(BrokenPipeError):
             _print_help()
         return 0 if words else 2
-    refuse_unknown_command(words, _COMMANDS)
+    if not command_files.is_ours(words[0]):
+        refuse_unknown_command(words, command_files.names())
     if not _has_folder():
         return 2
     made = parser(words[0])
@@ -131,12 +109,10 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
             raise_interrupts()
         return chosen.main(chosen)
     except ModuleNotFoundError as error:
-        if error.name not in _OF_JOBS:
+        needs = entry_points.needed(error)
+        if not needs:
             raise
-        print(
-            f"syrtos: training jobs need {error.name}: `pip install {_packages_of_jobs()}`",
-            file=sys.stderr,
-        )
+        print(f"syrtos: {needs}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # What reads the output has enough, as `| head`: Python's own flush at the end must not
@@ -226,15 +202,3 @@ def _flush(code: int) -> int:
             print(f"syrtos: standard output can't be written to: {error.strerror}", file=sys.stderr)
             return code or 1
     return code
-
-
-def _packages_of_jobs() -> str:
-    """Returns the packages that jobs need, quoted for a shell."""
-    # By their names, since a checkout or a wheel may be what syrtos was installed from.
-    # only here: it takes longer to import than all of this file
-    from importlib.metadata import requires
-
-    wanted = (requirement.partition(";") for requirement in requires("syrtos") or ())
-    return " ".join(
-        f"'{name.strip()}'" for name, _, extra in wanted if extra.strip() == 'extra == "jobs"'
-    )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from syrtos import entry_points
 from syrtos.doctor.finding import Finding, Severity
 from syrtos.errors import ConfigurationError
 
@@ -156,14 +157,14 @@ def _relative_path(path: Path) -> Path:
 
 
 def _convert_script(chosen: argparse.Namespace) -> int:
-    """Shows or writes the script in today's Keras."""
-    from syrtos.doctor.fix import convert
+    """Shows or writes the script in today's Keras.
 
-    result = convert.convert_script(chosen.script, chosen.workers)
-    convert.show(result)
-    if chosen.write and (result.is_changed or result.left):
-        convert.write(result)
-    return int(bool(result.left))
+    Raises:
+        ConfigurationError: no package that is installed converts scripts, or the script can't be
+            read.
+    """
+    fix = entry_points.load(entry_points.FIXES, "keras3")
+    return fix(chosen.script, chosen.workers, chosen.write)
 
 
 def _machine(chosen: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ from syrtos.dialects.dialect import Dialect
 
 _HERE = "syrtos.dialects."
 _HOROVOD = _HERE + "horovod"
-_ESTIMATOR = _HERE + "estimator"
 _SMDDP = _HERE + "smdistributed"
 _MULTI_GPU = _HERE + "multi_gpu"
 
@@ -56,24 +55,6 @@ OURS = (
     Dialect("tf_distribute", adds_to=("tensorflow",), installer=_HERE + "tf_distribute:install"),
     Dialect(
         "parameter_server", adds_to=("tensorflow",), installer=_HERE + "parameter_server:install"
-    ),
-    Dialect(
-        "estimator",
-        serves={
-            **{
-                f"{package}.estimator{inner}": f"{_ESTIMATOR}.{module}"
-                for package in ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2")
-                for inner, module in (
-                    ("", "module"),
-                    (".export", "export_module"),
-                    (".experimental", "experimental_module"),
-                )
-            },
-            "tensorflow.keras.estimator": _ESTIMATOR + ".keras_module",
-            "keras.estimator": _ESTIMATOR + ".keras_module",
-        },
-        adds_to=("tensorflow", "keras", "tf_keras"),
-        installer=_ESTIMATOR + ":install",
     ),
     Dialect(
         "multi_gpu",

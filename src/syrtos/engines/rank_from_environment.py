@@ -3,7 +3,7 @@
 Each rule is a pure function of the environment. The variables' sources:
 
 - ``SYRTOS_NODE_RANK``, ``SYRTOS_NODES``, ``SYRTOS_FIRST``: the manifests of
-  `syrtos.engines.kubernetes`, or a person.
+  `syrtos_clusters.kubernetes`, or a person.
 - ``PET_*``: torchrun's, set by the torch runtimes of Kubeflow Trainer 2
   (pkg/runtime/framework/plugins/torch/torch.go).
 - ``JAX_*``: set by the jax runtime of Kubeflow Trainer 2

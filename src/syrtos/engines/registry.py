@@ -27,17 +27,20 @@ def engine_of(name: str) -> Engine:
         ConfigurationError: there is none, or a package that it needs is not installed.
     """
     if name in entry_points.names(entry_points.ENGINES):
-        return entry_points.load_instance(entry_points.ENGINES, name, Engine)
+        try:
+            return entry_points.load_instance(entry_points.ENGINES, name, Engine)
+        except ConfigurationError as error:
+            missing = error.__cause__
+            # A module of our own that is missing is a defect, and no package to install.
+            if not isinstance(missing, ModuleNotFoundError) or (
+                missing.name or "syrtos"
+            ).startswith("syrtos"):
+                raise
+            raise ConfigurationError(
+                f"`--on {name}` needs the package {missing.name}: `pip install 'syrtos[{name}]'`."
+            ) from missing
     if name not in names():
         raise ConfigurationError(
             f"`--on {name}`: there is no such engine. There are: {', '.join(names())}."
         )
-    try:
-        return importlib.import_module(f"syrtos.engines.{name}").ENGINE
-    except ModuleNotFoundError as error:
-        # A module of our own that is missing is a defect, and no package to install.
-        if (error.name or "").startswith("syrtos"):
-            raise
-        raise ConfigurationError(
-            f"`--on {name}` needs the package {error.name}: `pip install 'syrtos[{name}]'`."
-        ) from error
+    return importlib.import_module(f"syrtos.engines.{name}").ENGINE

@@ -1,6 +1,6 @@
 """The interface by which a job of `syrtos serve` reserves an engine's nodes: one for each instance.
 
-The job's runner (`syrtos.jobs.runner.attempt`), a process of the service's machine, launches the
+The job's runner (`syrtos_jobs.runner.attempt`), a process of the service's machine, launches the
 workers and starts an agent on each node by `Reservation.command`. The engine only reserves the
 nodes.
 """

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterable
 
 _OF_KERAS = ("keras", "tf_keras")
-# Packages whose wrappers count as the function of Keras's inside.
-_WRAPPING = ("syrtos", "tensorflow")
 
 
 def is_of_keras(kind: object) -> bool:
@@ -18,9 +17,15 @@ def is_of_keras(kind: object) -> bool:
     # Not its `__module__`, which `functools.wraps` copies.
     package = str(function.__globals__.get("__name__")).partition(".")[0]
     wrapped = vars(function).get("__wrapped__")
-    if package in _WRAPPING and wrapped is not None:
+    # wrappers of these count as the function of Keras's inside
+    if (package == "tensorflow" or is_of_syrtos(package)) and wrapped is not None:
         return is_of_keras(wrapped)
     return package in _OF_KERAS
+
+
+def is_of_syrtos(module: str) -> bool:
+    """Returns whether a module is of syrtos, or of a package beside it, by its name."""
+    return re.match(r"syrtos(_\w+)?(\.|$)", module) is not None
 
 
 def own_methods(owner: object, names: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from syrtos.errors import ConfigurationError
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_SOURCE = Path(__file__).resolve().parents[2]
 # What images with a framework have; other versions than the framework's own could break it.
 _OF_IMAGE = frozenset({"keras", "numpy", "ml_dtypes"})
 # What wheels for Linux are called; pip looks for none that are not named.
@@ -40,7 +40,8 @@ def collect(folder: Path, python: str) -> None:
     folder.mkdir()
     # syrtos as it is installed here, which no index may have
     found = _installed()
-    pack(found, _PACKAGE, folder)
+    packages = sorted(path.parent for path in _SOURCE.glob("syrtos*/__init__.py"))
+    pack(found, packages, folder)
     wanted = [str(each) for each in needed(found.requires or ())]
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
@@ -86,17 +87,18 @@ def needed(requirements: Iterable[str]) -> Iterator[Requirement]:
             yield requirement
 
 
-def pack(found: importlib.metadata.Distribution, package: Path, folder: Path) -> Path:
-    """Makes a wheel of a package of pure Python as it is installed here, from a checkout or not.
+def pack(found: importlib.metadata.Distribution, packages: Iterable[Path], folder: Path) -> Path:
+    """Makes a wheel of packages of pure Python as they are installed here, from a checkout or not.
 
     Args:
         found: its metadata.
-        package: its folder.
+        packages: their folders.
         folder: where the wheel is put.
     """
     name = f"{found.name}-{found.version}"
     files = {
         f"{package.name}/{path.relative_to(package).as_posix()}": path.read_bytes()
+        for package in packages
         for path in _files(package)
     }
     about = f"{name}.dist-info"

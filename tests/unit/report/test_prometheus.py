@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from syrtos.jobs.http import exposition
 from syrtos.report import prometheus
+from syrtos_jobs.http import exposition
 
 DOCS = Path(__file__).parents[3] / "docs"
 

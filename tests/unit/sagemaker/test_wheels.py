@@ -31,7 +31,7 @@ def test_pip_installs_a_wheel_of_the_package_as_it_is_here(tmp_path: Path) -> No
     (package / "__init__.py").write_text("def main(): print('it runs')\n")
     (package / "data.txt").write_text("data")
     (package / "__pycache__" / "x.pyc").write_text("no")
-    wheel = wheels.pack(_Told(), package, tmp_path)
+    wheel = wheels.pack(_Told(), [package], tmp_path)
     assert wheel.name == "ours-1.2-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
     assert {"ours/__init__.py", "ours/data.txt", "ours-1.2.dist-info/RECORD"} <= {*names}

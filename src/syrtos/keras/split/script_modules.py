@@ -9,6 +9,8 @@ import sys
 import sysconfig
 import types
 
+from syrtos.keras.keras_origin import is_of_syrtos
+
 # Folders in which Python and packages are installed.
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 
@@ -44,7 +46,7 @@ def _text_of(file: str) -> str:
 def is_name_of_script(name: str) -> bool:
     """Returns whether a module that is loaded is the script's, by its name."""
     # syrtos itself may be run from its source, which is no installed package.
-    return name.partition(".")[0] not in ("syrtos", "builtins") and _is_file_of_script(name)
+    return not is_of_syrtos(name) and name != "builtins" and _is_file_of_script(name)
 
 
 @functools.lru_cache(maxsize=1 << 14)

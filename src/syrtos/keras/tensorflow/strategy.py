@@ -17,6 +17,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras.features import asynchronous
+from syrtos.keras.keras_origin import is_of_syrtos
 from syrtos.keras.tensorflow import input as input_pipelines
 from syrtos.keras.tensorflow import input_policy, ops, tf_internals
 from syrtos.keras.tensorflow.assignments import (
@@ -54,13 +55,13 @@ def splits_in_script() -> bool:
 
 
 # The packages whose functions meet their data elsewhere, or are programs of all workers.
-_FRAMEWORKS = ("keras", "tensorflow", "tf_keras", "syrtos")
+_FRAMEWORKS = ("keras", "tensorflow", "tf_keras")
 
 
 def is_of_framework(function: object) -> bool:
     """Returns whether a function, or the one of which a `tf.function` is made, is not of a script."""
     module = getattr(getattr(function, "python_function", function), "__module__", None) or ""
-    return module.partition(".")[0] in _FRAMEWORKS
+    return module.partition(".")[0] in _FRAMEWORKS or is_of_syrtos(module)
 
 
 class Strategy(tf.distribute.Strategy):

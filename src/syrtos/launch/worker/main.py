@@ -158,7 +158,7 @@ class _WorkerProcess:
         """
         if self.rank or program.is_module or "SM_HPS" not in settings.environment():
             return list
-        return importlib.import_module("syrtos.jobs.runner.unread_hyperparameters").watch(
+        return importlib.import_module("syrtos.launch.worker.unread_hyperparameters").watch(
             Path(program.name), settings.environment()
         )
 

@@ -24,7 +24,9 @@ _HOOK = sys.excepthook
 
 Frames = list[traceback.FrameSummary]
 
-_OURS = os.path.dirname(os.path.abspath(syrtos.__file__)) + os.sep
+_HERE = os.path.dirname(os.path.abspath(syrtos.__file__))
+# The packages beside `syrtos` have names that begin alike.
+_OURS = (_HERE + os.sep, _HERE + "_")
 _PACKAGES = tuple(
     os.path.join(folder, name) + os.sep
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -211,7 +213,7 @@ def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.Tra
 
 
 def _runs_scripts(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith((_OURS + "launch" + os.sep, "<frozen runpy>"))
+    return frame.filename.startswith((_OURS[0] + "launch" + os.sep, "<frozen runpy>"))
 
 
 def _of_script(frames: Frames) -> Frames:
@@ -222,7 +224,7 @@ def _of_script(frames: Frames) -> Frames:
 def is_of_script(file: str) -> bool:
     """Returns whether a file is the script's own code, not an installed package's or Python's."""
     return not (
-        file.startswith((_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file)
+        file.startswith((*_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file)
     )
 
 
@@ -232,4 +234,4 @@ def _is_pythons(file: str) -> bool:
 
 def _is_inside(frame: traceback.FrameSummary) -> bool:
     file = frame.filename
-    return file.startswith((_OURS, *_PACKAGES, "<frozen ")) or "__autograph_generated_file" in file
+    return file.startswith((*_OURS, *_PACKAGES, "<frozen ")) or "__autograph_generated_file" in file

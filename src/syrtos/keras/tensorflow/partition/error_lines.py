@@ -20,7 +20,9 @@ from syrtos.keras.tensorflow import tf_internals_emission, tf_internals_errors
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 
 # TensorFlow leaves out its own files too.
-_LEFT_OUT = tuple(str(Path(str(each.__file__)).parent) + os.sep for each in (syrtos, tf))
+_OURS, _TENSORFLOW = (str(Path(str(each.__file__)).parent) for each in (syrtos, tf))
+# The packages beside `syrtos` have names that begin alike.
+_LEFT_OUT = (_OURS + os.sep, _OURS + "_", _TENSORFLOW + os.sep)
 _PLACE = re.compile(
     r"(?P<head>Detected at node (?P<name>\S+) defined at \(most recent call last\):\n)"
     r"(?P<frames>(?:[ \t]*(?:File |<)[^\n]*\n|[ \t]*\n)*)"

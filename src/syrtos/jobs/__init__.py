@@ -1,1 +1,0 @@
-"""SageMaker-shaped training jobs on the user's own machines."""

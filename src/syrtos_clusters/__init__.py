@@ -1,0 +1,1 @@
+"""The engines that run workers on clusters of Kubernetes and of Ray."""

@@ -1,0 +1,211 @@
+"""Saved models, and the inputs that they are fed with."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from syrtos_estimator.specs import EstimatorSpec
+
+v1 = tf.compat.v1
+
+_SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+
+
+class ServingInputReceiver:
+    """A served model's inputs: ``features`` for ``model_fn``, and the fed tensors, by name."""
+
+    def __init__(
+        self,
+        features: object,
+        receiver_tensors: tf.Tensor | Mapping[str, tf.Tensor],
+        receiver_tensors_alternatives: Mapping[str, object] | None = None,
+    ) -> None:
+        self.features = features
+        self.receiver_tensors = (
+            dict(receiver_tensors)
+            if isinstance(receiver_tensors, Mapping)
+            else {"input": receiver_tensors}
+        )
+        self.receiver_tensors_alternatives = receiver_tensors_alternatives
+
+
+class TensorServingInputReceiver(ServingInputReceiver):
+    """The inputs of a served model whose ``model_fn`` takes a tensor."""
+
+
+def build_raw_serving_input_receiver_fn(
+    features: Mapping[str, tf.Tensor], default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """Returns a function that makes the inputs of a served model that is fed with raw features.
+
+    ``features`` are tensors that tell shapes and dtypes.
+    """
+
+    def receiver_fn() -> ServingInputReceiver:
+        fed = {
+            name: v1.placeholder(t.dtype, [default_batch_size, *t.shape.as_list()[1:]], name=name)
+            for name, t in features.items()
+        }
+        return ServingInputReceiver(fed, fed)
+
+    return receiver_fn
+
+
+def build_parsing_serving_input_receiver_fn(
+    feature_spec: Mapping[
+        str,
+        tf.io.FixedLenFeature
+        | tf.io.FixedLenSequenceFeature
+        | tf.io.VarLenFeature
+        | tf.io.RaggedFeature
+        | tf.io.SparseFeature,
+    ],
+    default_batch_size: int | None = None,
+) -> Callable[[], ServingInputReceiver]:
+    """Returns a function that makes the inputs of a served model.
+
+    The model is fed with serialized `tf.train.Example`s.
+    """
+
+    def receiver_fn() -> ServingInputReceiver:
+        examples = v1.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
+        return ServingInputReceiver(
+            tf.io.parse_example(examples, feature_spec), {"examples": examples}
+        )
+
+    return receiver_fn
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOutput:
+    """The outputs of one signature."""
+
+    outputs: object = None
+
+    def as_outputs(self) -> dict[str, object]:
+        """Returns the tensors by name."""
+        return dict(self.outputs) if isinstance(self.outputs, Mapping) else {"output": self.outputs}
+
+
+class PredictOutput(ExportOutput):
+    """Outputs of any tensors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionOutput(ExportOutput):
+    """An output of a number for each row."""
+
+    value: tf.Tensor | None = None
+
+    def __init__(self, value: tf.Tensor) -> None:
+        # Written by hand, because the one of the dataclass would take `outputs` first. Frozen ones
+        # are set in this way.
+        object.__setattr__(self, "value", value)
+
+    def as_outputs(self) -> dict[str, object]:
+        """Returns the tensors by name."""
+        return {"outputs": self.value}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationOutput(ExportOutput):
+    """Outputs of scores, names of classes, or both."""
+
+    scores: tf.Tensor | None = None
+    classes: tf.Tensor | None = None
+
+    def __init__(self, scores: tf.Tensor | None = None, classes: tf.Tensor | None = None) -> None:
+        # Written by hand for the reason given in `RegressionOutput`.
+        object.__setattr__(self, "scores", scores)
+        object.__setattr__(self, "classes", classes)
+
+    def as_outputs(self) -> dict[str, object]:
+        """Returns the tensors by name."""
+        return {
+            name: value
+            for name, value in (("scores", self.scores), ("classes", self.classes))
+            if value is not None
+        }
+
+
+def write(
+    spec: EstimatorSpec,
+    receiver: ServingInputReceiver,
+    base: str,
+    checkpoint: str,
+    assets_extra: Mapping[str, str] | None,
+    as_text: bool,
+) -> str:
+    """Writes the saved model of the graph that is being built, and returns its path.
+
+    The path is a new folder of ``base`` named by the time.
+
+    Raises:
+        ValueError: ``assets_extra`` names a file outside of the saved model, or no signature is the
+            default one.
+    """
+    folder = new_folder(Path(base))
+    building = folder.with_name(f"temp-{folder.name}")
+    with v1.Session() as session:
+        scaffold = spec.scaffold or v1.train.Scaffold()
+        saver = scaffold.saver or v1.train.Saver()
+        saver.restore(session, checkpoint)
+        session.run([v1.local_variables_initializer(), v1.tables_initializer()])
+        builder = v1.saved_model.Builder(str(building))
+        builder.add_meta_graph_and_variables(
+            session,
+            [tf.saved_model.SERVING],
+            signature_def_map=_signatures(spec, receiver),
+            assets_collection=v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+            main_op=tf.group(v1.tables_initializer(), v1.local_variables_initializer()),
+            saver=saver,
+        )
+        builder.save(as_text)
+    for name, source in (assets_extra or {}).items():
+        target = building / "assets.extra" / name
+        # A name such as `../../weights` would overwrite files elsewhere.
+        if not target.resolve().is_relative_to((building / "assets.extra").resolve()):
+            raise ValueError(f"`assets_extra` names a file outside of the saved model: {name}.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+    # By a rename, so that a server which watches the folder sees an export when it is complete.
+    building.rename(folder)
+    return str(folder)
+
+
+def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver) -> dict[str, object]:
+    outputs = spec.export_outputs or {_SERVING: PredictOutput(spec.predictions)}
+    found = {
+        name: _signature(receiver.receiver_tensors, output.as_outputs())
+        for name, output in outputs.items()
+    }
+    # Servers ask for the default signature where a client names none.
+    if len(found) == 1:
+        found = {_SERVING: next(iter(found.values())), **found}
+    if _SERVING not in found:
+        raise ValueError(
+            f"Several `export_outputs` need one called {_SERVING!r}. Received: {sorted(found)}."
+        )
+    return found
+
+
+def _signature(inputs: Mapping[str, object], outputs: Mapping[str, object]) -> object:
+    return v1.saved_model.predict_signature_def(dict(inputs), dict(outputs))
+
+
+def new_folder(base: Path) -> Path:
+    """Returns a path in ``base`` named by the time, which no other export has."""
+    base.mkdir(parents=True, exist_ok=True)
+    now = int(time.time())
+    # Two exports may begin within a second.
+    while (base / str(now)).exists():
+        now += 1
+    return base / str(now)

@@ -1,0 +1,1 @@
+"""The command `syrtos tune`, which `syrtos` finds by an entry point of `syrtos.commands`."""
