@@ -39,7 +39,7 @@ def tag_faults(tags: Iterable[str], version: Version) -> Iterator[str]:
     """Yields a sentence for each tag of a release that is not that of the version."""
     for tag in tags:
         if re.fullmatch(r"v\d+\.\d+\.\d+\S*", tag) and tag != f"v{version}":
-            yield f"This commit has the tag {tag}, and src/syrtos/__init__.py the version {version}: change one of them."
+            yield f"This commit has the tag {tag}, and src/syrtos/_version.py the version {version}: change one of them."
 
 
 def build(folder: Path) -> Path:

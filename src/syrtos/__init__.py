@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import importlib
 
+from syrtos._version import __version__ as __version__
+
 # `typing` takes longer to import than all else that a command needs before Ctrl-C ends it quietly.
 TYPE_CHECKING = False
-
-__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from syrtos.api import (

@@ -29,8 +29,8 @@ from syrtos_estimator.config import RunConfig, with_model_dir
 from syrtos_estimator.specs import EstimatorSpec, ModeKeys
 
 if TYPE_CHECKING:
-    from syrtos_estimator.export import ServingInputReceiver
     from syrtos_estimator.protocols import SavingListener
+    from syrtos_estimator.signatures import ServingInputReceiver
 
 Value = TypeVar("Value")
 # Features and labels, or a worker's share of them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -11,34 +10,14 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from syrtos_estimator.signatures import PredictOutput, ServingInputReceiver
+
 if TYPE_CHECKING:
     from syrtos_estimator.specs import EstimatorSpec
 
 v1 = tf.compat.v1
 
 _SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
-
-
-class ServingInputReceiver:
-    """A served model's inputs: ``features`` for ``model_fn``, and the fed tensors, by name."""
-
-    def __init__(
-        self,
-        features: object,
-        receiver_tensors: tf.Tensor | Mapping[str, tf.Tensor],
-        receiver_tensors_alternatives: Mapping[str, object] | None = None,
-    ) -> None:
-        self.features = features
-        self.receiver_tensors = (
-            dict(receiver_tensors)
-            if isinstance(receiver_tensors, Mapping)
-            else {"input": receiver_tensors}
-        )
-        self.receiver_tensors_alternatives = receiver_tensors_alternatives
-
-
-class TensorServingInputReceiver(ServingInputReceiver):
-    """The inputs of a served model whose ``model_fn`` takes a tensor."""
 
 
 def build_raw_serving_input_receiver_fn(
@@ -82,58 +61,6 @@ def build_parsing_serving_input_receiver_fn(
         )
 
     return receiver_fn
-
-
-@dataclasses.dataclass(frozen=True)
-class ExportOutput:
-    """The outputs of one signature."""
-
-    outputs: object = None
-
-    def as_outputs(self) -> dict[str, object]:
-        """Returns the tensors by name."""
-        return dict(self.outputs) if isinstance(self.outputs, Mapping) else {"output": self.outputs}
-
-
-class PredictOutput(ExportOutput):
-    """Outputs of any tensors."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RegressionOutput(ExportOutput):
-    """An output of a number for each row."""
-
-    value: tf.Tensor | None = None
-
-    def __init__(self, value: tf.Tensor) -> None:
-        # Written by hand, because the one of the dataclass would take `outputs` first. Frozen ones
-        # are set in this way.
-        object.__setattr__(self, "value", value)
-
-    def as_outputs(self) -> dict[str, object]:
-        """Returns the tensors by name."""
-        return {"outputs": self.value}
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassificationOutput(ExportOutput):
-    """Outputs of scores, names of classes, or both."""
-
-    scores: tf.Tensor | None = None
-    classes: tf.Tensor | None = None
-
-    def __init__(self, scores: tf.Tensor | None = None, classes: tf.Tensor | None = None) -> None:
-        # Written by hand for the reason given in `RegressionOutput`.
-        object.__setattr__(self, "scores", scores)
-        object.__setattr__(self, "classes", classes)
-
-    def as_outputs(self) -> dict[str, object]:
-        """Returns the tensors by name."""
-        return {
-            name: value
-            for name, value in (("scores", self.scores), ("classes", self.classes))
-            if value is not None
-        }
 
 
 def write(

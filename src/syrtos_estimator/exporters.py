@@ -6,16 +6,35 @@ import abc
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from syrtos_estimator.estimator import Estimator
-    from syrtos_estimator.export import ServingInputReceiver
+    from syrtos_estimator.signatures import ServingInputReceiver
 
 # Metrics by name, as the operations of a script's `model_fn` give them: NumPy numbers, and arrays.
 Metrics = Mapping[str, Any]
+
+
+class ExportedEstimator(Protocol):
+    """An Estimator, as far as exporters know it."""
+
+    @property
+    def model_dir(self) -> str:
+        """The folder of all files that are written."""
+        ...
+
+    def export_saved_model(
+        self,
+        export_dir_base: str,
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver] | None,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+    ) -> bytes:
+        """Writes a saved model in a new folder of ``export_dir_base``, and returns its path."""
+        ...
 
 
 class Exporter(abc.ABC):
@@ -39,7 +58,7 @@ class Exporter(abc.ABC):
     @abc.abstractmethod
     def export(
         self,
-        estimator: Estimator,
+        estimator: ExportedEstimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Metrics,
@@ -67,7 +86,7 @@ class _Saving(Exporter):
         self._assets_extra = assets_extra
         self._as_text = as_text
 
-    def _save(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> bytes:
+    def _save(self, estimator: ExportedEstimator, export_path: str, checkpoint_path: str) -> bytes:
         saved = estimator.export_saved_model(
             export_path,
             self._serving_input_receiver_fn,
@@ -94,7 +113,7 @@ class FinalExporter(_Saving):
 
     def export(
         self,
-        estimator: Estimator,
+        estimator: ExportedEstimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Metrics,
@@ -124,7 +143,7 @@ class LatestExporter(_Saving):
 
     def export(
         self,
-        estimator: Estimator,
+        estimator: ExportedEstimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Metrics,
@@ -173,7 +192,7 @@ class BestExporter(_Saving):
 
     def export(
         self,
-        estimator: Estimator,
+        estimator: ExportedEstimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Metrics,

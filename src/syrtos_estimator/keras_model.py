@@ -26,8 +26,8 @@ from syrtos_estimator.specs import ModeKeys, check_steps
 
 if TYPE_CHECKING:
     from syrtos.dialects.protocols import DialectOptimizer
-    from syrtos_estimator.export import ServingInputReceiver
     from syrtos_estimator.protocols import SavingListener
+    from syrtos_estimator.signatures import ServingInputReceiver
 
 keras = keras2.keras()
 

@@ -19,6 +19,7 @@ from syrtos_estimator import (
     exporters,
     inputs,
     keras_model,
+    signatures,
     specs,
 )
 
@@ -93,13 +94,13 @@ def namespace() -> types.SimpleNamespace:
         "WarmStartSettings": specs.WarmStartSettings,
         "train_and_evaluate": evaluating.train_and_evaluate,
         "export": types.SimpleNamespace(
-            ClassificationOutput=export.ClassificationOutput,
-            EvalOutput=export.PredictOutput,
-            ExportOutput=export.ExportOutput,
-            PredictOutput=export.PredictOutput,
-            RegressionOutput=export.RegressionOutput,
-            ServingInputReceiver=export.ServingInputReceiver,
-            TensorServingInputReceiver=export.TensorServingInputReceiver,
+            ClassificationOutput=signatures.ClassificationOutput,
+            EvalOutput=signatures.PredictOutput,
+            ExportOutput=signatures.ExportOutput,
+            PredictOutput=signatures.PredictOutput,
+            RegressionOutput=signatures.RegressionOutput,
+            ServingInputReceiver=signatures.ServingInputReceiver,
+            TensorServingInputReceiver=signatures.TensorServingInputReceiver,
             build_parsing_serving_input_receiver_fn=export.build_parsing_serving_input_receiver_fn,
             build_raw_serving_input_receiver_fn=export.build_raw_serving_input_receiver_fn,
         ),

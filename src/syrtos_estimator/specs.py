@@ -11,8 +11,8 @@ import tensorflow as tf
 from syrtos_estimator.exporters import Exporter
 
 if TYPE_CHECKING:
-    from syrtos_estimator.export import ExportOutput
     from syrtos_estimator.protocols import SavingListener, Scaffold
+    from syrtos_estimator.signatures import ExportOutput
 
 
 class ModeKeys:

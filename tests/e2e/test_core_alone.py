@@ -34,7 +34,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for found in Path(sysconfig.get_path("purelib")).iterdir():
         if "syrtos" not in found.name:
             (site / found.name).symlink_to(found)
-    for library in (Path(sys.prefix) / "lib").glob("lib*"):  # of the mpich wheel
+    for library in (Path(sys.prefix) / "lib").glob("[!p]*"):  # of the mpich wheel
         (folder / "lib" / library.name).symlink_to(library)
     (site / "syrtos").symlink_to(SRC / "syrtos")
     return folder / "bin" / "python"

@@ -13,7 +13,8 @@ import sys
 import textwrap
 from typing import NoReturn
 
-from syrtos import __version__, entry_points
+from syrtos import entry_points
+from syrtos._version import __version__
 from syrtos.cli import command_files
 from syrtos.cli.early import early_start
 from syrtos.cli.parsing import Parser, refuse_unknown_command

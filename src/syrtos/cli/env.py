@@ -8,7 +8,8 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-from syrtos import __version__, settings, topology
+from syrtos import settings, topology
+from syrtos._version import __version__
 from syrtos.doctor import machine_facts
 from syrtos.doctor.machine_facts import versions
 from syrtos.launch import resources

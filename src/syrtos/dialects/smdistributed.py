@@ -17,7 +17,8 @@ from syrtos.api import unconverted
 from syrtos.comm import communicator, world
 from syrtos.dialects import explicit_exchange, keras2
 from syrtos.dialects.horovod.compression import Compression
-from syrtos.keras.replica import state, updates
+from syrtos.keras import updates
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow import ops as core
 from syrtos.keras.tensorflow.reduction import Reduction

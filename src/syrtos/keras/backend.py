@@ -15,7 +15,7 @@ from syrtos.observe.trace import ProfiledEvent
 if TYPE_CHECKING:
     from syrtos.comm.world import Session
     from syrtos.keras.protocols import FrameworkVariable, Logs, Model, Optimizer, Variable
-    from syrtos.keras.replica.updates import Update
+    from syrtos.keras.updates import Update
 
 # Any nested structure, which comes back in the same form.
 Tree = TypeVar("Tree")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
-    from syrtos.keras.datasets.planned import Stream
     from syrtos.keras.protocols import (
         CallbackList,
         Counter,
@@ -67,11 +66,6 @@ _DATA_KINDS = {
 ELEMENTWISE = frozenset(
     {"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"}
 )
-
-
-def stream_of(iterator: object) -> Stream | None:
-    """Returns the shares of a planned data set that Keras's iterator reads; None for other data."""
-    return getattr(getattr(iterator, "data_adapter", None), "syrtos_stream", None)
 
 
 def data_kind(iterator: object) -> str:

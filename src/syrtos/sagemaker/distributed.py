@@ -9,7 +9,7 @@ from typing import Literal
 
 from sagemaker.train.distributed import DistributedConfig  # pyright: ignore[reportMissingImports]
 
-import syrtos
+from syrtos._version import __version__
 from syrtos.errors import ConfigurationError
 from syrtos.sagemaker import folder
 
@@ -48,7 +48,7 @@ class Syrtos(DistributedConfig):
     wheels: bool = False
     python: str = ""
     engine: Literal["syrtos"] = "syrtos"
-    version: str = syrtos.__version__
+    version: str = __version__
 
     def model_post_init(self, context: object, /) -> None:
         """Checks what pydantic can't.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from syrtos import __version__
+from syrtos._version import __version__
 from syrtos.launch.worker.interpreters import version
 
 _PACKAGES = ("keras", "tensorflow", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")

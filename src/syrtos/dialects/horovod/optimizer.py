@@ -17,7 +17,8 @@ from syrtos.dialects.horovod.compression import Compression
 from syrtos.dialects.horovod.computed import ComputedGradients, Passes
 from syrtos.dialects.horovod.ops import Adasum, Average, Sum
 from syrtos.errors import ConfigurationError
-from syrtos.keras.replica import state, updates
+from syrtos.keras import updates
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow.reduction import Reduction
 

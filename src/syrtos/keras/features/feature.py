@@ -14,7 +14,7 @@ from syrtos.keras.patching import Patch
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model
-    from syrtos.keras.replica.updates import Update
+    from syrtos.keras.updates import Update
 
 KeptT = TypeVar("KeptT")
 

@@ -29,7 +29,7 @@ from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model, Variable
-    from syrtos.keras.replica.updates import Update
+    from syrtos.keras.updates import Update
 
 # So many updates may be left out one after the other: more show that it is not one batch that is
 # wrong.

@@ -12,9 +12,9 @@ import numpy as np
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, keras_internals
+from syrtos.keras import backend, keras_internals, updates
 from syrtos.keras.features.feature import Feature, Fit
-from syrtos.keras.replica import state, updates
+from syrtos.keras.replica import state
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model, R
-    from syrtos.keras.replica.updates import Update
+    from syrtos.keras.updates import Update
 
 
 class LocalSteps(Feature):

@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from syrtos.keras import keras_internals
+from syrtos.comm.communicator import Array
+from syrtos.keras import keras_internals, updates
 from syrtos.keras.features.feature import Feature, Fit
-from syrtos.keras.replica import updates
 
 if TYPE_CHECKING:
-    import jax
-
     from syrtos.keras.protocols import Optimizer
 
 
+class _JaxArray(Protocol):
+    def addressable_data(self, index: int) -> Array:
+        """Returns this process's part of the array."""
+        ...
+
+
 class _JaxVariable(Protocol):
-    value: jax.Array
+    value: _JaxArray
 
 
 class Moments(Feature):
@@ -71,7 +75,7 @@ def noise_moments(optimizer: Optimizer) -> list[float] | None:
     return [squares, mean, float(np.sum(weights**2)), min(made, 1 / (1 - beta_2))]
 
 
-def _whole_copies(variables: Sequence[object]) -> list[jax.Array] | None:
+def _whole_copies(variables: Sequence[object]) -> list[Array] | None:
     """Returns this worker's float32 copies of JAX variables; None if one is split over workers."""
     values = [cast("_JaxVariable", variable).value for variable in variables]
     # To read a split array takes all workers, and one asks alone here.

@@ -15,7 +15,7 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras.features.feature import Feature
 from syrtos.keras.patching import Patch
-from syrtos.keras.replica.updates import Update
+from syrtos.keras.updates import Update
 
 # The methods about a step and its update, which only some backends call.
 OF_STEPS = ("around_step", "around_update", "check_gradients", "change_gradients", "count_samples")

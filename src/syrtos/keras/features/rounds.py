@@ -12,8 +12,8 @@ from syrtos.checkpoint.encoding import Arrays, as_dtype
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, keras_internals
-from syrtos.keras.replica import state, updates
+from syrtos.keras import backend, keras_internals, updates
+from syrtos.keras.replica import state
 from syrtos.records import record_of
 
 if TYPE_CHECKING:

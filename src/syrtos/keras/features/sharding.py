@@ -27,12 +27,12 @@ from syrtos.comm.communicator import Array, Bounds, Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, keras_internals
+from syrtos.keras import backend, keras_internals, updates
 from syrtos.keras.features import partition
 from syrtos.keras.features.feature import Feature
 from syrtos.keras.features.partition import Part
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.replica import snapshot, state, updates
+from syrtos.keras.replica import snapshot, state
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from keras.src.backend.jax import trainer as jax_trainer
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, keras_internals, patches, patching
+from syrtos.keras import backend, patches, patching
 from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import Stream
+from syrtos.keras.datasets.streams import stream_of
 from syrtos.keras.features import finite, registry
 from syrtos.keras.jax import (
     distribution,
@@ -103,7 +104,7 @@ def _check_options(session: world.Session) -> None:
 
 def _batches(original: Method) -> Method:
     def get_iterator(self: EpochIterator) -> Iterator[object]:
-        stream = keras_internals.stream_of(self)
+        stream = stream_of(self)
         # Each class of adapters has a type of batches of its own.
         adapter: Any = self.data_adapter
         if world.current().world.size == 1:

@@ -14,8 +14,8 @@ import numpy as np
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import backend, keras_internals
-from syrtos.keras.replica import state, updates
+from syrtos.keras import backend, keras_internals, updates
+from syrtos.keras.replica import state
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:

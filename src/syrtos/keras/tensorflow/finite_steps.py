@@ -13,16 +13,15 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
-from syrtos.keras import keras_internals
+from syrtos.keras import keras_internals, updates
 from syrtos.keras.features import finite
-from syrtos.keras.replica import updates
 from syrtos.keras.tensorflow import assignments, gradients, ops
 from syrtos.keras.tensorflow.reduction import Reduction
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer
-    from syrtos.keras.replica.updates import Update
     from syrtos.keras.tensorflow.types import Gradient
+    from syrtos.keras.updates import Update
 
     class _Variable(Protocol):
         @property

@@ -19,19 +19,19 @@ from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import keras_internals
+from syrtos.keras import keras_internals, updates
 from syrtos.keras.features import registry, sharding
-from syrtos.keras.replica import state, updates
-from syrtos.keras.replica.updates import AskedReductions
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.assignments import computes_whole_batch, current_step
 from syrtos.keras.tensorflow.reduction import Reduction, times
+from syrtos.keras.updates import AskedReductions
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, Optimizer, Variable
-    from syrtos.keras.replica.updates import Update
     from syrtos.keras.tensorflow.types import Gradient, GradientLike, Number
+    from syrtos.keras.updates import Update
 
 
 class ReducingTape:

@@ -15,10 +15,10 @@ from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
+from syrtos.keras import updates
 from syrtos.keras.features import asynchronous, finite
 from syrtos.keras.files import file_patches
 from syrtos.keras.patching import Method, Patch, by_all, install
-from syrtos.keras.replica import updates
 from syrtos.keras.split import shares
 from syrtos.keras.tensorflow import (
     gradients,

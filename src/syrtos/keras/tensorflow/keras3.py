@@ -18,10 +18,10 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Array
-from syrtos.keras import fitting, keras_internals, patches, patching
+from syrtos.keras import fitting, keras_internals, patches, patching, updates
+from syrtos.keras.datasets.streams import stream_of
 from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch, by_all
-from syrtos.keras.replica import updates
 from syrtos.keras.split import share_patches
 from syrtos.keras.split.verdicts import is_split
 from syrtos.keras.tensorflow import (
@@ -261,11 +261,7 @@ def _draw_an_order(iterator: _EpochIterator) -> None:
     dataset = iterator._distributed_dataset
     # Adapters of generators read ahead by as much as threads come to.
     of_tensors = type(iterator.data_adapter).__name__ in ("TFDatasetAdapter", "ArrayDataAdapter")
-    if (
-        of_tensors
-        and isinstance(dataset, tf.data.Dataset)
-        and keras_internals.stream_of(iterator) is None
-    ):
+    if of_tensors and isinstance(dataset, tf.data.Dataset) and stream_of(iterator) is None:
         next(iter(dataset), None)
 
 

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
+from syrtos.keras import updates
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.features import sharding
-from syrtos.keras.replica import state, updates
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import (
     assignments,
     finite_steps,
@@ -30,8 +31,8 @@ from syrtos.observe.trace import ProfiledEvent
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, Model, Optimizer, Variable
-    from syrtos.keras.replica.updates import Update
     from syrtos.keras.tensorflow.types import Gradient
+    from syrtos.keras.updates import Update
 
 
 class TensorFlow(Backend):

@@ -11,9 +11,8 @@ import torch
 
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
-from syrtos.keras import keras_internals
+from syrtos.keras import keras_internals, updates
 from syrtos.keras.features import finite
-from syrtos.keras.replica import updates
 from syrtos.keras.torch import gradients, torch_internals
 from syrtos.keras.torch.step import current_step
 from syrtos.keras.trainer import timing
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import keras
 
     from syrtos.keras.protocols import Model, Optimizer
-    from syrtos.keras.replica.updates import Update
+    from syrtos.keras.updates import Update
 
 
 def apply_if_finite(

@@ -11,10 +11,9 @@ import torch
 from syrtos.comm import world
 from syrtos.comm.communicator import Bounds, Communicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import keras_internals
+from syrtos.keras import keras_internals, updates
 from syrtos.keras.features import registry, sharding
-from syrtos.keras.replica import state, updates
-from syrtos.keras.replica.updates import AskedReductions
+from syrtos.keras.replica import state
 from syrtos.keras.split import noted_gradients, script_modules
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
@@ -22,14 +21,15 @@ from syrtos.keras.torch.partition.step import current_batch
 from syrtos.keras.torch.script_loops import ScriptLoops
 from syrtos.keras.torch.step import TorchStep, current_step, is_whole
 from syrtos.keras.trainer import exchange_plan, timing
+from syrtos.keras.updates import AskedReductions
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     import keras
 
     from syrtos.keras.protocols import Optimizer
-    from syrtos.keras.replica.updates import Update
     from syrtos.keras.torch.partition.step import Roots
+    from syrtos.keras.updates import Update
 
 
 # What `torch.autograd.grad` returns; None for an input that the outputs don't depend on.

@@ -13,12 +13,12 @@ import torch
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
-from syrtos.keras import backend, fitting, keras_internals, patches, patching
+from syrtos.keras import backend, fitting, patches, patching, updates
 from syrtos.keras.datasets import batches
+from syrtos.keras.datasets.streams import stream_of
 from syrtos.keras.features import registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import replay
-from syrtos.keras.replica import updates
 from syrtos.keras.split import share_patches, shares
 from syrtos.keras.torch import (
     batchnorm,
@@ -135,7 +135,7 @@ def _time_update(original: Method) -> Method:
 def _batches(original: Method) -> Method:
     def get_iterator(self: EpochIterator) -> Iterator[object]:
         session = world.sharing()
-        if stream := keras_internals.stream_of(self):
+        if stream := stream_of(self):
             return batches.timed_batches(rows.planned_shares(stream))
         # Now, as in one process, and not with the first batch: shuffles draw their seeds.
         found = iter(original(self))

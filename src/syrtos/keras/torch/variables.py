@@ -11,9 +11,9 @@ import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
+from syrtos.keras import updates
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.features import sharding
-from syrtos.keras.replica import updates
 from syrtos.keras.torch import finite_steps, generators, gradients, ops, profiler, step
 from syrtos.keras.torch.partition.step import to_wholes
 from syrtos.keras.trainer import timing
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from syrtos.comm.world import Session
     from syrtos.keras.protocols import Model, Optimizer
-    from syrtos.keras.replica.updates import Update
     from syrtos.keras.torch.step import Buffer
+    from syrtos.keras.updates import Update
 
     # What `syrtos.keras.replica` takes for a variable, on this backend.
     AnyVariable = keras.Variable | Buffer | torch.Tensor

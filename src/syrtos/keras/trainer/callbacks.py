@@ -17,11 +17,11 @@ from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.interrupted import OtherInterruptedError
 from syrtos.errors import DataError
-from syrtos.keras import backend, fitting, keras_internals
+from syrtos.keras import backend, fitting, keras_internals, updates
 from syrtos.keras.features import learning_rate, registry
 from syrtos.keras.features.feature import Fit
 from syrtos.keras.recovery import replay
-from syrtos.keras.replica import accumulation, snapshot, state, updates
+from syrtos.keras.replica import accumulation, snapshot, state
 from syrtos.keras.trainer import interrupts, replicas
 from syrtos.keras.trainer.callback_times import Timed
 from syrtos.keras.trainer.chosen_callbacks import callbacks_of_worker, flatten

@@ -14,6 +14,7 @@ from syrtos.comm import world
 from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import PlannedDataset, Stream
+from syrtos.keras.datasets.streams import stream_of
 from syrtos.keras.features import registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.split import known_parts
@@ -143,7 +144,7 @@ def epoch_iterator(
 
 def _symbolic_build(original: Method) -> Method:
     def symbolic_build(self: Model, iterator: object = None, data_batch: object = None) -> None:
-        stream = keras_internals.stream_of(iterator)
+        stream = stream_of(iterator)
         with known_parts.noting_build(self):
             original(self, iterator, stream.example() if stream else data_batch)
 

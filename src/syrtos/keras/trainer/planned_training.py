@@ -9,7 +9,8 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.data.loader import Position
-from syrtos.keras import fitting, keras_internals
+from syrtos.keras import fitting
+from syrtos.keras.datasets.streams import stream_of
 from syrtos.keras.features.feature import Record
 
 if TYPE_CHECKING:  # the first two import Keras 3, and this serves Keras 2 too
@@ -36,7 +37,7 @@ class PlannedTraining:
         The place is known from this process, from the file that the model was loaded from, or from
         a snapshot.
         """
-        self._stream = stream = keras_internals.stream_of(self._iterator)
+        self._stream = stream = stream_of(self._iterator)
         if stream is None:
             return
         self._script_counts_steps = self._iterator.steps_per_epoch is not None

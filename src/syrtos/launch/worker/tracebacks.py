@@ -15,7 +15,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 
-import syrtos
+from syrtos import errors
 from syrtos.launch.worker import suggestions
 from syrtos.launch.worker.other_backends import NAMES, propose_backend
 
@@ -24,7 +24,7 @@ _HOOK = sys.excepthook
 
 Frames = list[traceback.FrameSummary]
 
-_HERE = os.path.dirname(os.path.abspath(syrtos.__file__))
+_HERE = os.path.dirname(os.path.abspath(errors.__file__))
 # The packages beside `syrtos` have names that begin alike.
 _OURS = (_HERE + os.sep, _HERE + "_")
 _PACKAGES = tuple(

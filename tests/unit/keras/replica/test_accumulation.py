@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from syrtos.comm.inprocess import InProcessCommunicator
-from syrtos.keras.replica import accumulation, updates
+from syrtos.keras import updates
+from syrtos.keras.replica import accumulation
 from syrtos.records import record_of
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from syrtos.keras.tensorflow import tf_internals_emission
+from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.rules.lists import same_known
 from syrtos.keras.tensorflow.partition.values import (
@@ -20,21 +22,34 @@ from syrtos.keras.tensorflow.partition.values import (
 )
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 
-if TYPE_CHECKING:
-    from syrtos.keras.tensorflow.partition.partitioner import Partitioner
-
 # A loop's placements are joined so often; then what still changes is made whole.
 _ROUNDS = 8
 
 
-def _branch(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+class GraphEmitter(Emitter, abc.ABC):
+    """An emitter of whole graphs, such as the body of a loop."""
+
+    @abc.abstractmethod
+    def child(self, report: Report | None = None) -> GraphEmitter:
+        """Returns an emitter for a graph inside of this one."""
+
+    @abc.abstractmethod
+    def of_whole_batch(self) -> GraphEmitter:
+        """Returns an emitter for a branch in which each worker has all rows."""
+
+    @abc.abstractmethod
+    def run_graph(self, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:
+        """Emits a graph's operations into the current graph; returns its outputs."""
+
+
+def _branch(emitter: GraphEmitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     graphs = [
         tf_internals_emission.graph_of_function(op, name) for name in ("then_branch", "else_branch")
     ]
     return _branches(emitter, values, graphs, _by_condition)
 
 
-def _case(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+def _case(emitter: GraphEmitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     graphs = tf_internals_emission.graphs_of_functions(op, "branches")
     return _branches(emitter, values, graphs, tf.switch_case)
 
@@ -45,7 +60,7 @@ def _by_condition(which: tf.Tensor, branches: Sequence[Callable[[], Any]]) -> An
 
 
 def _branches(
-    emitter: Partitioner,
+    emitter: GraphEmitter,
     values: list[Value],
     found_graphs: Sequence[TracedGraph | None],
     choose: Callable[..., Any],
@@ -73,7 +88,7 @@ def _branches(
     ]
 
 
-def _joined_branches(emitter: Partitioner, found: Sequence[Value]) -> Placement:
+def _joined_branches(emitter: GraphEmitter, found: Sequence[Value]) -> Placement:
     placements = {value.placement for value in found}
     if len(placements) == 1:
         return placements.pop()
@@ -86,7 +101,7 @@ def _joined_branches(emitter: Partitioner, found: Sequence[Value]) -> Placement:
     return REPLICATED
 
 
-def _has_rows(emitter: Partitioner, value: Value, rows: RowPlacement) -> bool:
+def _has_rows(emitter: GraphEmitter, value: Value, rows: RowPlacement) -> bool:
     """Returns whether it is known that a whole value has the rows of the batch in a dimension."""
     if value.tensor.dtype == tf.variant:  # a list, whose elements are cut
         return True
@@ -96,7 +111,9 @@ def _has_rows(emitter: Partitioner, value: Value, rows: RowPlacement) -> bool:
     return dims[rows.dim] == emitter.share.size(rows.each)
 
 
-def _trial_values(emitter: Partitioner, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:
+def _trial_values(
+    emitter: GraphEmitter, graph: TracedGraph, inputs: Sequence[Value]
+) -> list[Value]:
     """Returns a graph's outputs, by emitting it where nothing is kept."""
     with tf_internals_emission.scratch_graph():
         child = emitter.child(Report())
@@ -108,7 +125,7 @@ def _anew(value: Value) -> Value:
     return dataclasses.replace(value)
 
 
-def _loop(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+def _loop(emitter: GraphEmitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     body = tf_internals_emission.graph_of_function(op, "body")
     condition = tf_internals_emission.graph_of_function(op, "cond")
     if body is None or condition is None:
@@ -128,7 +145,7 @@ class _Loop:
     """
 
     def __init__(
-        self, emitter: Partitioner, body: TracedGraph, condition: TracedGraph, inputs: list[Value]
+        self, emitter: GraphEmitter, body: TracedGraph, condition: TracedGraph, inputs: list[Value]
     ) -> None:
         self._emitter = emitter
         self._body = body
@@ -209,7 +226,7 @@ class _Loop:
             self.exchanges = report.exchanges
             return found
 
-    def _child(self, report: Report | None = None) -> Partitioner:
+    def _child(self, report: Report | None = None) -> GraphEmitter:
         made = self._emitter.child(report)
         made.defers_sums = True
         return made

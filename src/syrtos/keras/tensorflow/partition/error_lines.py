@@ -15,12 +15,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
-import syrtos
+from syrtos import errors
 from syrtos.keras.tensorflow import tf_internals_emission, tf_internals_errors
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
 
 # TensorFlow leaves out its own files too.
-_OURS, _TENSORFLOW = (str(Path(str(each.__file__)).parent) for each in (syrtos, tf))
+_OURS, _TENSORFLOW = (str(Path(str(each.__file__)).parent) for each in (errors, tf))
 # The packages beside `syrtos` have names that begin alike.
 _LEFT_OUT = (_OURS + os.sep, _OURS + "_", _TENSORFLOW + os.sep)
 _PLACE = re.compile(

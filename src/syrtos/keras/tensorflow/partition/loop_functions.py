@@ -20,7 +20,6 @@ from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
 from syrtos.keras import fitting
 from syrtos.keras.datasets.checksums import checksum_of, is_compared
-from syrtos.keras.replica.updates import AskedReductions
 from syrtos.keras.split import noted_gradients, verdicts
 from syrtos.keras.tensorflow import tf_internals, tf_internals_emission
 from syrtos.keras.tensorflow.assignments import (
@@ -39,6 +38,7 @@ from syrtos.keras.tensorflow.partition.step import (
 )
 from syrtos.keras.tensorflow.strategy import is_of_framework, splits_in_script
 from syrtos.keras.trainer import timing
+from syrtos.keras.updates import AskedReductions
 from syrtos.records import read_record, record_of
 
 

@@ -67,7 +67,7 @@ _SAME_SIZES = frozenset(
 PartitionerT = TypeVar("PartitionerT", bound="Partitioner")
 
 
-class Partitioner(Emitter):
+class Partitioner(control_flow.GraphEmitter):
     """Emits the operations of a traced program for this worker's rows.
 
     An operation with a rule is computed on rows. Any other gets its inputs whole, and every worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syrtos.keras.replica import updates
+from syrtos.keras import updates
 
 
 class Plain:
