@@ -42,6 +42,7 @@ ROOMS = {
     "interrupts": "answers to Ctrl-C",
     "json_files": "JSON that may be damaged",
     "command": "the entry point",
+    "_version": "0.1.0 ...",
 }
 GRADIENT = [
     ("fit", "Keras's trainer", "keras/tensorflow/keras3.py"),

@@ -14,7 +14,7 @@ _KERAS = ("keras._tf_keras.keras", "tf_keras", "tf_keras.api._v2.keras")
 
 def install() -> None:
     """Gives TensorFlow and Keras, as far as they are imported, the names that they have lost."""
-    if "tensorflow" in sys.modules:
+    if sys.modules.get("tensorflow") is not None:
         tensorflow: Any = sys.modules["tensorflow"]
         # TensorFlow 2.16 lost the module, and hides `layers` of TensorFlow 1 where Keras is Keras
         # 3.

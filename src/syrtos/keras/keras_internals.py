@@ -179,6 +179,13 @@ def layers_of(model: Model) -> list[Layer]:
     return list(model._flatten_layers())
 
 
+def shapes_of_outputs(operation: object) -> list[Sequence[int | None]]:
+    """Returns the shapes of an operation's or a layer's results in functional models of Keras 3."""
+    # `output` is public, and raises where a layer is called twice (3.15.1).
+    nodes: list[Any] = getattr(operation, "_inbound_nodes", [])
+    return [tensor.shape for node in nodes for tensor in getattr(node, "output_tensors", ())]
+
+
 def given_to_compile(model: object) -> list[object]:
     """Returns what a script has given `compile` as losses and metrics: names, functions, objects.
 

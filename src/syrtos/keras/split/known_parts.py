@@ -45,11 +45,10 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     parts += [f"{type(model).__name__}.{method}" for method in own]
     # A model of a fixed number of rows may use that number, e.g. to reshape.
     is_from_data = read_record(model, _BuildRecord).is_from_data
-    inputs = () if is_from_data else getattr(model, "inputs", None) or ()
-    shapes = [getattr(tensor, "shape", (None,)) for tensor in inputs]
-    parts += [
-        f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None
-    ]
+    inputs = getattr(model, "inputs", None) or ()
+    rows = {shape[0] for t in inputs if (shape := getattr(t, "shape", (None,)))}
+    if not is_from_data:
+        parts += [f"the input of {count} rows" for count in rows if count is not None]
     layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
     parts += [f"the layer `{x.name}`" for x in layers if not is_known_layer(x)]
     # Operations of functional models of Keras 3, such as `keras.ops.sum`. Layers are among them, and
@@ -62,6 +61,14 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
         f"the operation `{operation.name}`"
         for key, operation in operations.items()
         if key not in known and not _is_known_operation(operation)
+    ]
+    # The last axis, along which Keras's layers, losses and metrics compute, may be that of the rows.
+    parts += [
+        f"the output of `{part.name}`, of the shape {shape}"
+        for key, part in {**operations, **{id(layer): layer for layer in layers}}.items()
+        if key in known or _is_known_operation(part)
+        for shape in keras_internals.shapes_of_outputs(part)
+        if len(shape) < 2 or shape[0] not in {None, *rows}
     ]
     losses = keras_internals.compiled_parts(model) if name != "predict_step" else []
     parts += [

@@ -27,7 +27,7 @@ def after_import(
     of ``around()``. If it is imported already, ``before`` and ``call`` are called at once; if its
     import has begun, with a hook of ours, ``before`` alone.
     """
-    if name in sys.modules:
+    if sys.modules.get(name) is not None:
         before()
         # A framework that this one imports may lead here: the module lacks its last names yet.
         importing = (f for f in sys.meta_path if isinstance(f, _Finder) and f.imports(name))

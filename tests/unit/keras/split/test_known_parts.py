@@ -123,3 +123,10 @@ def test_parts_of_keras_that_mix_rows_are_not_known() -> None:
         "the loss MeanSquaredError without a reduction"
     ]
     assert known_parts.unknown_parts(model, True, "predict_step") == []
+
+
+def test_a_result_that_has_rows_alone_is_not_known() -> None:
+    """Keras's losses and layers compute along the last axis, which is that of the rows then."""
+    for layers in ([keras.layers.Reshape(())], [keras.layers.Reshape(()), keras.layers.Softmax()]):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), *layers])
+        assert any("of the shape (None,)" in part for part in parts_of(model=model))

@@ -74,14 +74,33 @@ class BatchShare:
         self.whole: dict[str, int] | None = None
         # Below autograd torch does not count versions.
         self._writes: dict[int, int] = {}
+        # Pairs of memory and a copy that one process would have as a view of it.
+        self._copies: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
 
     def writes_to(self, local: torch.Tensor) -> int:
         """Returns how often memory was written to in the step so far."""
         return self._writes.get(local.untyped_storage().data_ptr(), 0) if self._writes else 0
 
+    def note_copy(self, local: torch.Tensor, copy: torch.Tensor) -> None:
+        """Notes that a copy was made of memory of which one process has a view."""
+        self._copies.append((local, weakref.ref(copy)))
+
     def note_write(self, local: torch.Tensor) -> None:
-        """Notes that memory was written to."""
+        """Notes that memory was written to.
+
+        Raises:
+            NotImplementedError: one process would find what was written in a view, which is a copy
+                here, or in what the view is of.
+        """
         place = local.untyped_storage().data_ptr()
+        for base, reference in self._copies:
+            copy = reference()
+            if copy is not None and place in (_address(base), _address(copy)):
+                raise NotImplementedError(
+                    "A complex tensor and its conjugate are one memory in one process, and two on"
+                    " workers: this writes into one while the other is in use. Write"
+                    " `conj_physical()` in the place of `conj()`, or do not write in place."
+                )
         self._writes[place] = self._writes.get(place, 0) + 1
 
     def is_like(self, other: BatchShare) -> bool:
@@ -91,3 +110,7 @@ class BatchShare:
     def cut(self, tensor: torch.Tensor, rows: RowPart) -> torch.Tensor:
         """Returns this worker's rows of a whole tensor, which is not copied."""
         return tensor.narrow(rows.dim, self.start * rows.each, self.count * rows.each)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return getattr(tensor, "local", tensor).untyped_storage().data_ptr()

@@ -132,6 +132,7 @@ OPERATIONS: dict[str, Operation] = {
     "transpose": _unary(lambda x: tf.transpose(x, [2, 0, 1])),
     "expand": _unary(lambda x: tf.expand_dims(x, 0)),
     "squeeze": Operation(lambda x: tf.squeeze(x, [1]), (("n", 1, 3),)),
+    "squeeze of no dimension": Operation(tf.squeeze, (("n", 3),), stays=False),
     "broadcast": Operation(lambda x: tf.broadcast_to(x, [2, tf.shape(x)[0], 3]), (("n", 1),)),
     "tile": _unary(lambda x: tf.tile(x, [1, 2, 1])),
     "tile of rows": Operation(lambda x: tf.tile(x, [2, 1]), (("n", 3),), stays=False),

@@ -53,6 +53,10 @@ def _with_statistics(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return normal + (mean + variance).reshape(1, -1, 1, 1)
 
 
+def _power(spectrum: torch.Tensor) -> torch.Tensor:
+    return (spectrum * spectrum.conj()).real + (spectrum * spectrum).abs() + spectrum.conj().imag
+
+
 def _assigned(x: torch.Tensor) -> torch.Tensor:
     x = x.clone()
     x[1] = 0.0
@@ -179,7 +183,21 @@ OPERATIONS: dict[str, Operation] = {
     "data_that_is_replaced": _whole(_data_that_is_replaced, N),
     "memory_in_another_order": _whole(_memory_in_another_order, N),
     "formatted": _whole(lambda a: a * float(f"{a.detach().sum():.4f}"), N),
-    "complex": _whole(lambda a: torch.fft.fft(a).abs(), N),
+    "complex": _of(lambda a: torch.fft.fft(a).abs(), N),
+    "complex_products": _of(
+        lambda a, b: (torch.complex(a, b) * torch.complex(b, a).conj() * (1 + 2j)).imag, N, N
+    ),
+    "complex_quotients": _of(lambda a, b: (1 / (torch.complex(a, b) + 3)).imag, N, N),
+    "conjugates": _whole(lambda a, b: torch.complex(a, b).conj().flip(0).imag, N, N),
+    "conjugates_of_a_constant": _of(
+        lambda a, b: (torch.complex(a, b) * torch.arange(6).mul(1j).conj()).imag, N, N
+    ),
+    "conjugate_transpose": _whole(
+        lambda a, b: (torch.complex(a, b) @ torch.complex(a, b).mH).imag, N, N
+    ),
+    "spectral_power": _whole(lambda a: _power(torch.fft.rfft(a)), N),
+    "transform_of_images": _of(lambda a: torch.fft.irfft2(torch.fft.rfft2(a) * 2j), IMAGE),
+    "transform_over_rows": _whole(lambda a: torch.fft.fft(a, dim=0).real, N),
     # products
     "matmul": _of(lambda a, b: a @ b, N, (6, 4)),
     "matmul_of_rows": _of(lambda a: a @ a.T, N),

@@ -53,10 +53,24 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return PlacedTensor(made, RowPart(dim, rows.each), lead.share)
 
 
+@table.rule("_conj", "_neg_view")
+def conjugate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Computes the conjugate, or the negative, of this worker's part.
+
+    One process has a view that is marked as conjugated. Below `__torch_dispatch__` torch does not
+    look at the mark.
+    """
+    (tensor,) = args
+    compute = torch.conj_physical if func._schema.name == "aten::_conj" else torch.neg
+    found = PlacedTensor.derived(compute(tensor.local), tensor.placement, tensor, compute)
+    tensor.share.note_copy(tensor.local, found)
+    return found
+
+
 @table.rule(
     "copy_", "elu_backward", "softplus_backward", "leaky_relu_backward", "hardtanh_backward", "hardswish", "hardswish_backward",
     "hardsigmoid_backward", "mish_backward", "log_sigmoid_backward", "softshrink_backward", "hardshrink_backward", "masked_fill_", "fill_", "zero_",
-    "rsub", "isclose", "threshold_",
+    "rsub", "isclose", "threshold_", "complex", "polar",
 )  # fmt: skip
 def compute_elements(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Computes on this worker's rows, though torch does not say that elements are by themselves."""

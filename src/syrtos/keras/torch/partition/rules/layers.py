@@ -53,6 +53,7 @@ _RANK = {
     "_adaptive_avg_pool2d": 4,
     "avg_pool2d": 4,
     "max_pool2d_with_indices": 4,
+    "pixel_shuffle": 4,
     "upsample_nearest2d": 4,
 }
 _FIRST = RowPart(0, 1)

@@ -292,3 +292,17 @@ def view_backward(func: Any, args: _Args, kwargs: _Named) -> Any:
     sizes[at] = grad.local.shape[rows.dim]
     made = func(grad.local, sizes, *args[2:], **kwargs)
     return PlacedTensor(made, RowPart(at, rows.each), grad.share)
+
+
+@table.rule("view_as_real", "view_as_complex")
+@_moving_rows(keeps_sums=True)
+def numbers_as_pairs(tensor: PlacedTensor, rows: RowPart, rest: _Args, named: _Named) -> int | None:
+    """Reads complex numbers as pairs in a last dimension of their own, or such pairs as numbers."""
+    return None if rows.dim == tensor.ndim - 1 and not tensor.is_complex() else rows.dim
+
+
+@table.rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
+@_moving_rows(keeps_sums=True)
+def transform(tensor: PlacedTensor, rows: RowPart, rest: _Args, named: _Named) -> int | None:
+    """Transforms each row by itself; None where the transform is along the rows."""
+    return None if rows.dim in {dim % tensor.ndim for dim in rest[0]} else rows.dim
