@@ -33,7 +33,8 @@ def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
     ``mode`` are its permissions, less the umask.
     """
     # a rename puts it there whole: who reads at that moment gets the old file or the new one
-    draft = path.with_suffix(".partial")
+    # of this process alone: another may replace the same file
+    draft = path.with_suffix(f".{os.getpid()}.partial")
     try:
         write(draft, data, mode)
         draft.replace(path)

@@ -127,6 +127,15 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
     except SyrtosError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 2
+    except PermissionError as error:
+        if not error.filename:
+            raise
+        print(
+            f"syrtos: {error.filename} can't be used by this user: {error.strerror}. Expected: a"
+            " path that it may read and write. Ask its owner, or name another.",
+            file=sys.stderr,
+        )
+        return 1
     except (OSError, RuntimeError, MemoryError) as error:
         why = explain(f"{type(error).__name__}: {error}")
         if (

@@ -105,7 +105,11 @@ def _has_no_result(state: RunState) -> bool:
 
 
 def _refuse_unreadable(run_dir: Path) -> None:
-    """Raises ConfigurationError if the file that says how a run ended is another user's."""
+    """Raises ConfigurationError if a run's folder, or the file of its end, is another user's."""
+    if run_dir.is_dir() and not os.access(run_dir, os.R_OK | os.X_OK):
+        raise ConfigurationError(
+            f"This user can't read the folder {run_dir}: ask its owner what has become of the run."
+        )
     path = run_dir / "run.json"
     if os.path.exists(path) and not os.access(path, os.R_OK):
         raise ConfigurationError(
@@ -267,6 +271,7 @@ def _stopping(run_dir: Path) -> Iterator[bool]:
 def _require_followed(run_dir: Path) -> Submitted:
     followed = find_followed(run_dir)
     if followed is None:
+        _refuse_unreadable(run_dir)
         raise ConfigurationError(
             f"There is no run in {run_dir} whose launcher is known: name the folder that `syrtos"
             " run` has printed. Its workers' output is in its folder `logs`."

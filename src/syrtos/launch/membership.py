@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from syrtos.launch.remote.agents import Agent, Agents
 
 # Where `syrtos resize` asks, in the run directory, and where each question is answered.
-_RESIZE, _TAKEN = "resize.json", ".resize.json"
+_RESIZE, _TAKEN, _ASKING = "resize.json", ".resize.json", ".resize.lock"
 _LOOK = 0.5  # seconds
 # Seconds between two times that the list of hosts is read, and for its command.
 _LIST_EVERY, _LONGEST_LIST = 5.0, 10.0
@@ -427,19 +428,30 @@ def ask_for(run_dir: Path, workers: int, seconds: float, goes_on: Callable[[], b
     """
     number = str(secrets.randbelow(1 << 62))
     answer = _answer(run_dir, number)
-    durable.replace(
-        run_dir / _RESIZE, json.dumps({"workers": workers, "number": int(number)}).encode()
-    )
-    deadline = time.monotonic() + seconds
-    while not answer.exists() and time.monotonic() < deadline and goes_on():
-        time.sleep(0.05)
-    try:
-        return json.loads(answer.read_text())["error"]
-    except FileNotFoundError:
-        (run_dir / _RESIZE).unlink(missing_ok=True)
-        return None
-    finally:
-        answer.unlink(missing_ok=True)
+    with _asking_alone(run_dir):
+        durable.replace(
+            run_dir / _RESIZE, json.dumps({"workers": workers, "number": int(number)}).encode()
+        )
+        deadline = time.monotonic() + seconds
+        while not answer.exists() and time.monotonic() < deadline and goes_on():
+            time.sleep(0.05)
+        try:
+            return json.loads(answer.read_text())["error"]
+        except FileNotFoundError:
+            (run_dir / _RESIZE).unlink(missing_ok=True)
+            return None
+        finally:
+            answer.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _asking_alone(run_dir: Path) -> Iterator[None]:
+    """Context manager: waits until no other process asks the launcher of the run."""
+    with (run_dir / _ASKING).open("w") as file:
+        # Some shared file systems have no locks: askers may meet there.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _answer(run_dir: Path, number: str) -> Path:

@@ -283,7 +283,7 @@ def _outcome_of(first: ProcessEnd, end: End | None = None) -> Outcome:
 
 
 def _exit_code(status: int | None) -> int:
-    return 128 - status if status is not None and status < 0 else status or 0
+    return 128 - status if status is not None and status < 0 else (status or 0) & 0xFF
 
 
 def error_line(text: str) -> str:

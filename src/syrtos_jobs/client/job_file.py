@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
             f" {', '.join(sorted(known))}."
         )
     facts = {name: value for name, value in facts.items() if value is not None}
+    for name, value in facts.items():
+        if wrong := _wrong_type(name, value):
+            raise ConfigurationError(f"{path}: {wrong}")
     # relative to the file that names them; the entry point, only if it is not inside a source
     # folder
     for name in ("source_dir", "entry_point"):
@@ -54,6 +58,46 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
         ):
             facts[name] = str(path.parent / facts[name])
     return facts
+
+
+# What YAML gives for an annotation of an argument, by the annotation's first word.
+_KINDS: dict[str, tuple[type, str]] = {
+    "Mapping": (dict, "a mapping"),
+    "Sequence": (list, "a list"),
+    "bool": (bool, "true or false"),
+    "int": (int, "a whole number"),
+    "str": (str, "a text"),
+}
+# Of what the lists and mappings of some keys are.
+_ELEMENTS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "dependencies": (str, "texts"),
+    "metric_definitions": (dict, "mappings"),
+    "tags": (dict, "mappings"),
+    "git_config": (str, "texts"),
+    "environment": (str, "texts: write numbers in quotes"),
+    "inputs": ((str, dict), "texts, or mappings with `uri`"),
+}
+
+
+def _wrong_type(name: str, value: object) -> str:
+    """Returns the sentence that says what a key's value should be; empty where it is that."""
+    arguments = inspect.signature(Estimator.__init__).parameters
+    if name == "inputs":
+        kind, words = (str, dict), "a text or a mapping"
+    elif name in arguments:
+        kind, words = _KINDS[re.split(r"\W", str(arguments[name].annotation))[0]]
+    else:
+        return ""
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        return f"`{name}` should be {words}. Received: {value!r}."
+    element, words = _ELEMENTS.get(name, (object, ""))
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    keys = value if isinstance(value, dict) else ()
+    wrong = [one for one in keys if not isinstance(one, str)]
+    wrong += [one for one in values if not isinstance(one, element)]
+    return (
+        f"`{name}` should have {words or 'texts as keys'}. Received: {wrong[0]!r}." if wrong else ""
+    )
 
 
 def _with_suggestion(name: str, known: Collection[str]) -> str:

@@ -77,7 +77,8 @@ def _travels(path: Path, without: Collection[Path]) -> bool:
     # a folder with `pyvenv.cfg` is a virtual environment
     hidden = path.name.startswith(".") or path.name in _NO_SOURCE or (path / "pyvenv.cfg").exists()
     kind = not path.is_symlink() and (path.is_file() or path.is_dir()) and os.access(path, os.R_OK)
-    here = path.resolve()
+    # not `path.resolve()`, which fails on a link to itself
+    here = Path(os.path.realpath(path))
     return kind and not hidden and not any(here == one or here in one.parents for one in without)
 
 

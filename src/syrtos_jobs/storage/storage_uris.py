@@ -68,9 +68,12 @@ class StorageURIs:
         """Returns the text of a small file.
 
         Raises:
-            DataError: it does not exist.
+            DataError: it does not exist, or is no text.
         """
-        return b"".join(self.one(uri).read()).decode()
+        try:
+            return b"".join(self.one(uri).read()).decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{uri} should be a text in UTF-8: {error}.") from error
 
     def one(self, uri: str) -> JobFile:
         """Returns the file of exactly this name.
@@ -147,9 +150,17 @@ class StorageURIs:
 
     def _in_folder(self, uri: str) -> list[JobFile]:
         root = self._path(uri)
-        paths = (
-            [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
-        )
+        try:
+            paths = (
+                [root]
+                if root.is_file()
+                else sorted(path for path in root.rglob("*") if path.is_file())
+            )
+        except PermissionError as error:
+            raise ConfigurationError(
+                f"{uri} can't be read by this service: {error.filename}: {error.strerror}. Let its"
+                " user read the folder and what is in it."
+            ) from error
         for path in paths:
             self._check_folder(path.resolve(), path.as_uri())
 

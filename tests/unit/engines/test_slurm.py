@@ -95,3 +95,27 @@ def test_the_output_of_an_array(tmp_path: Path) -> None:
         (tmp_path / f"slurm-7_{task}.log").write_text(text)
     job = submitted_job.SubmittedJob("7", tmp_path, is_array=True)
     assert b"".join(job.output(follow=False)) == b"0 | a\n0 | b\n2 | c\n10 | d\n10 | half\n"
+
+
+def _commands(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Puts commands of Slurm on the path that fail with a text, as where no controller answers."""
+    for name in ("scontrol", "scancel"):
+        (folder / name).write_text(f"#!/bin/sh\necho '{text}' >&2\nexit 1\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def test_where_slurm_does_not_answer_the_recorded_end_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _commands(tmp_path, monkeypatch, "slurm_load_jobs error: Unable to contact slurm controller")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with pytest.raises(ConfigurationError, match=r"Slurm does not answer, .*Unable to contact"):
+        submitted_job.SubmittedJob("7", run_dir).state()
+    with pytest.raises(ConfigurationError, match="Slurm does not answer"):
+        submitted_job.SubmittedJob("7", run_dir).stop()
+    with pytest.raises(ConfigurationError, match="No signal was sent: `scancel 7` says: "):
+        submitted_job.SubmittedJob("7", run_dir).stop(at_once=True)
+    (run_dir / "run.json").write_text('{"end": ["FINISHED", 0]}')
+    assert submitted_job.SubmittedJob("7", run_dir).state() == RunState("finished", code=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from pathlib import Path
@@ -23,19 +24,54 @@ _NEVER = {
 
 def facts_of(job: str) -> dict[str, str]:
     """Returns what Slurm keeps of a job; empty if it does not answer or no longer knows the job."""
-    return (tasks_of(job) or [{}])[0]
+    with contextlib.suppress(UnansweredError):
+        return (tasks_of(job) or [{}])[0]
+    return {}
 
 
-def tasks_of(job: str) -> list[dict[str, str]] | None:
+class UnansweredError(ConfigurationError):
+    """Slurm's controller has not answered."""
+
+
+def tasks_of(job: str) -> list[dict[str, str]]:
     """Returns what Slurm keeps of a job (scontrol(1)) until some minutes after its end.
 
-    The minutes are MinJobAge of slurm.conf(5). There are several tasks where it is an array, none
-    if Slurm does not know the job any more, and None if it does not answer.
+    The minutes are MinJobAge of slurm.conf(5). There are several tasks where it is an array, and
+    none if Slurm does not know the job any more.
+
+    Raises:
+        UnansweredError: the controller does not answer.
+        ConfigurationError: this machine has no Slurm.
     """
     done = run_command(["scontrol", "show", "job", "--oneliner", job])
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise UnansweredError(
+            f"`scontrol show job {job}` says: {_last_line(done.stderr)} Ask again on a host of the"
+            " cluster once `squeue` answers there."
+        )
     if done.returncode:
-        return [] if "Invalid job id" in done.stderr else None
+        return []
     return [dict(re.findall(r"(\w+)=(\S*)", line)) for line in done.stdout.splitlines() if line]
+
+
+def cancel(*words: str) -> None:
+    """Cancels a job, or sends it a signal: ``words`` are those of scancel(1).
+
+    Raises:
+        UnansweredError: the controller does not answer, or refuses.
+        ConfigurationError: this machine has no Slurm.
+    """
+    done = run_command(["scancel", *words])
+    # One that ends meanwhile is ended.
+    if done.returncode and not re.search("already complet|Invalid job id", done.stderr):
+        raise UnansweredError(
+            f"No signal was sent: `scancel {' '.join(words)}` says: {_last_line(done.stderr)}"
+        )
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines() or ["nothing"]
+    return lines[-1].rstrip(".") + "."
 
 
 def why_waiting(job: str, reason: str) -> str:

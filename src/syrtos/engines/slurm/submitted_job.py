@@ -8,6 +8,7 @@ from pathlib import Path
 
 from syrtos.engines.engine import STOPPED, RunState, Submitted, growing, read_end
 from syrtos.engines.slurm import controller
+from syrtos.errors import ConfigurationError
 
 # Seconds between two questions about a job: Slurm's controller serves many.
 _EVERY = 3.0
@@ -40,33 +41,41 @@ class SubmittedJob(Submitted):
     def __init__(self, number: str, run_dir: Path, is_array: bool = False) -> None:
         self._number, self._run_dir, self._is_array = number, run_dir, is_array
         self.name = f"job {number}"
-        self._state = RunState("waiting")
+        self._state: RunState | None = None
         self._asked: float | None = None
 
     def state(self) -> RunState:
-        if self._asked is None or time.monotonic() - self._asked > _EVERY:
+        if self._state is None or self._asked is None or time.monotonic() - self._asked > _EVERY:
             self._state, self._asked = self._look(), time.monotonic()
         return self._state
 
     def _look(self) -> RunState:
-        tasks = controller.tasks_of(self._number)
-        # Slurm's controller does not answer for a moment: the state is the one that is known.
-        if tasks is None:
-            return self._state
+        try:
+            tasks = controller.tasks_of(self._number)
+        except ConfigurationError as error:
+            # Slurm's controller does not answer for a moment: the state is the one that is known.
+            if known := self._state or self._recorded_end():
+                return known
+            raise ConfigurationError(
+                f"Slurm does not answer, and no end of {self.name} is recorded in {self._run_dir}:"
+                f" it may wait, train or have ended. {error}"
+            ) from error
         if tasks:
             return combine([self._state_of(task) for task in tasks])
+        return self._recorded_end() or RunState(
+            "failed",
+            f"Slurm knows nothing of job {self._number} any more: {self._log()} is its output.",
+        )
+
+    def _recorded_end(self) -> RunState | None:
+        """Returns how the run ended, as its launcher has written; None if it has not."""
         folders = (
             [path.parent for path in self._run_dir.glob("*/run.json")]
             if self._is_array
             else [self._run_dir]
         )
         ends = [ended for folder in folders if (ended := read_end(folder))]
-        if ends:
-            return combine(ends)
-        return RunState(
-            "failed",
-            f"Slurm knows nothing of job {self._number} any more: {self._log()} is its output.",
-        )
+        return combine(ends) if ends else None
 
     def _state_of(self, facts: Mapping[str, str]) -> RunState:
         task = facts.get("ArrayTaskId", "") if self._is_array else ""
@@ -119,12 +128,10 @@ class SubmittedJob(Submitted):
         # The batch script alone passes the signal on to the launcher, so that agents are there
         # until the state is saved.
         soft = not at_once and self._look().phase == "running"
-        controller.run_command(
-            ["scancel", *(["--batch", "--signal=TERM"] if soft else []), self._number]
-        )
+        controller.cancel(*(["--batch", "--signal=TERM"] if soft else []), self._number)
         if soft and self._is_array:
             # tasks that have not begun
-            controller.run_command(["scancel", "--state=PENDING", self._number])
+            controller.cancel("--state=PENDING", self._number)
 
 
 def combine(states: list[RunState]) -> RunState:

@@ -348,5 +348,5 @@ class Protection:
 
 def _complain(error: Exception) -> None:
     print(f"syrtos: no more snapshots: {type(error).__name__}: {error}", file=sys.stderr)
-    if not isinstance(error, MemoryError):
+    if not isinstance(error, MemoryError | OSError):  # a full disk, or a limit: no defect
         traceback.print_exc()

@@ -323,6 +323,7 @@ class _WorkerProcess:
 
         Before that it reports the end, and logs where it was called.
         """
+        status &= 0xFF  # what a kernel passes on of it
         if not self._is_forked():
             faulthandler.dump_traceback(2, all_threads=False)
             self._tell("left", code=status)
@@ -335,7 +336,7 @@ class _WorkerProcess:
         if self._is_forked():
             traceback.print_exception(error)
             return 1
-        cause = _cause(error)
+        cause = tracebacks.cause_of(error)
         # The interpreter notes errors there, which functions of `atexit` may look at.
         sys.last_value = cause
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -350,9 +351,8 @@ class _WorkerProcess:
         return code
 
     def _size(self) -> int:
-        from syrtos.comm import world
-
-        return _session().world.size if world.is_initialized() else 1
+        world = tracebacks.imported_world()
+        return _session().world.size if world and world.is_initialized() else 1
 
     def _report_failure(self, text: str, code: int, if_alone: str = "") -> None:
         """Reports a failure by event, and in a file in case the event is lost in a sudden end.
@@ -411,12 +411,11 @@ class _WorkerProcess:
 
     def leave(self, code: int) -> NoReturn:
         """Ends this worker; after a failure, the whole run."""
-        from syrtos.comm import world
-
+        world = tracebacks.imported_world()
         if self._is_forked():
             streams.flush()
             _exit(code)
-        if world.is_initialized():
+        if world and world.is_initialized():
             _session().ledger.close()
         streams.flush()
         events.drain(self._control)
@@ -505,13 +504,6 @@ def _finalize_mpi() -> None:
 
         if MPI.Is_initialized() and not MPI.Is_finalized():
             MPI.Finalize()
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Returns the original error of an exchange, which TensorFlow wraps into one of its own."""
-    from syrtos.comm import world
-
-    return world.original_of(error) if type(error).__module__.startswith("tensorflow") else error
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 from syrtos import errors
 from syrtos.launch.worker import suggestions
@@ -40,6 +41,18 @@ _LEFT_OUT = (
     "(lines of Keras and its backend, syrtos and Python's standard library are left out; the log"
     " has them)\n"
 )
+
+
+def imported_world() -> ModuleType | None:
+    """Returns the module `syrtos.comm.world` if it is imported: its import may have failed."""
+    return sys.modules.get("syrtos.comm.world")
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Returns the original error of an exchange, which TensorFlow wraps into one of its own."""
+    world = imported_world()
+    is_wrapped = type(error).__module__.startswith("tensorflow")
+    return world.original_of(error) if world and is_wrapped else error
 
 
 def is_raised(interrupt: KeyboardInterrupt) -> bool:
@@ -102,6 +115,8 @@ def advice(error: BaseException, size: int) -> str:
             if proposal
             else ""
         )
+    if isinstance(error, ImportError | AttributeError) and (text := _hidden_package(error)):
+        return text
     if size < 2:
         return ""
     text = _text_of(error)
@@ -146,6 +161,22 @@ def advice(error: BaseException, size: int) -> str:
             f" {error.filename!r} before: write `if syrtos.rank() == 0:` around it."
         )
     return ""
+
+
+def _hidden_package(error: ImportError | AttributeError) -> str:
+    """Returns the sentence about a file that stands in the place of a package; empty without one."""
+    owner = error.obj if isinstance(error, AttributeError) else None
+    name = (error.name if owner is None else getattr(owner, "__name__", "")) or ""
+    package = name.partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    if not file or _INSTALLED.search(file) or package in ("", "__main__"):
+        return ""
+    # only here: it reads the metadata of all that is installed
+    from importlib.metadata import packages_distributions
+
+    if package not in packages_distributions() or file.startswith(_OURS):
+        return ""
+    return f"{package} was imported from {file}, and not from the package that is installed. Rename that file."
 
 
 # Errors of reading a file that another process has not written to its end.
