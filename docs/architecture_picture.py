@@ -42,6 +42,7 @@ ROOMS = {
     "interrupts": "answers to Ctrl-C",
     "json_files": "JSON that may be damaged",
     "command": "the entry point",
+    "worker": "the program of a worker",
     "_version": "0.1.0 ...",
 }
 GRADIENT = [

@@ -12,7 +12,7 @@ from syrtos import settings
 from syrtos.cli import engine_runs, process_main
 from syrtos.engines import gathered_hosts
 from syrtos.errors import SyrtosError
-from syrtos.launch.worker.main import main as run_worker
+from syrtos.worker import main as run_worker
 
 
 def main() -> None:

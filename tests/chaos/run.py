@@ -201,7 +201,7 @@ class HostRun:
 def strike(hosts: netns.Hosts, kind: str) -> None:
     """Lets something end."""
     if kind == "worker":
-        hosts.kill(1, "syrtos.launch.worker.main")
+        hosts.kill(1, "syrtos.worker")
     elif kind == "agent":
         hosts.kill(1, "syrtos.launch.remote.agent")
     elif kind == "host":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import subprocess
 import sys
@@ -50,3 +51,16 @@ def test_an_error_without_a_text_is_named(
     monkeypatch.setattr("syrtos.cli.status.find_run_dir", lambda given: fail())
     assert cli.main(["status", "x"]) == 1
     assert capsys.readouterr().err.startswith("syrtos: MemoryError. This process is limited to")
+
+
+def test_a_folder_of_another_user_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", "/their/run/ledger")
+
+    monkeypatch.setattr("syrtos.cli.status.find_run_dir", lambda given: fail())
+    assert cli.main(["status", "x"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "syrtos: /their/run/ledger can't be used by this user: Permission denied. Expected: a path"
+    )

@@ -33,7 +33,7 @@ def test_each_file_stands_where_its_module_stands() -> None:
 # in registries, in a worker, which is composed there, and in commands.
 BY_NAME = (
     "syrtos/__init__.py", "syrtos/api.py", "syrtos/data/__init__.py", "syrtos/keras/__init__.py", "syrtos/keras/activate.py",
-    "syrtos/cli/*", "syrtos/launch/worker/*", "syrtos/launch/processes/zygote.py",
+    "syrtos/cli/*", "syrtos/launch/processes/zygote.py",
     "syrtos/dialects/dialect.py", "syrtos_estimator/lost_names.py", "syrtos/engines/registry.py",
     "syrtos/keras/features/registry.py", "syrtos/report/trackers/__init__.py",
 )  # fmt: skip

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from syrtos.launch.remote.agents import Agent, Agents
 
 # Where `syrtos resize` asks, in the run directory, and where each question is answered.
-_RESIZE, _TAKEN, _ASKING = "resize.json", ".resize.json", ".resize.lock"
+_RESIZE, _TAKEN = "resize.json", ".resize.json"
 _LOOK = 0.5  # seconds
 # Seconds between two times that the list of hosts is read, and for its command.
 _LIST_EVERY, _LONGEST_LIST = 5.0, 10.0
@@ -447,11 +447,14 @@ def ask_for(run_dir: Path, workers: int, seconds: float, goes_on: Callable[[], b
 @contextlib.contextmanager
 def _asking_alone(run_dir: Path) -> Iterator[None]:
     """Context manager: waits until no other process asks the launcher of the run."""
-    with (run_dir / _ASKING).open("w") as file:
+    folder = os.open(run_dir, os.O_RDONLY)
+    try:
         # Some shared file systems have no locks: askers may meet there.
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
 
 
 def _answer(run_dir: Path, number: str) -> Path:

@@ -141,7 +141,7 @@ def make_plan(
         machine.python,
         *spec.program.flags,
         "-m",
-        "syrtos.launch.worker.main",
+        "syrtos.worker",
         *spec.program.words,
     )
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()

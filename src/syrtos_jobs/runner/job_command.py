@@ -303,7 +303,7 @@ def _worker(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     place = folders.instance_facts(job, host, 0)
     script = f"{place.instance_path(job.program.folder)}/{job.program.entry}"
     shown = [] if _hides_arguments(job) else arguments(job, place)
-    return [str(python), "-m", "syrtos.launch.worker.main", script, *shown]
+    return [str(python), "-m", "syrtos.worker", script, *shown]
 
 
 def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:

@@ -109,9 +109,13 @@ def test_the_end_of_a_run_that_another_user_has_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.json").write_text('{"end": null}')
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read all files
+    monkeypatch.setattr(os, "access", lambda path, mode: path == tmp_path)  # root may read all
     with pytest.raises(ConfigurationError, match="which this user can't read: ask its owner"):
         followed_run.print_status(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for look in (followed_run.print_status, followed_run.stop):
+        with pytest.raises(ConfigurationError, match="This user can't read the folder"):
+            look(tmp_path)
 
 
 def test_a_launcher_that_is_stopped_before_it_handles_signals(

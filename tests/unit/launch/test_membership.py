@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,6 +138,23 @@ def test_a_list_that_is_no_text_is_said_once(
         assert ask_for(tmp_path, 3, LONG, lambda: True) == ""
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().err.count("the hosts stay as they are: A host is written") == 1
+
+
+def test_several_ask_one_after_the_other(tmp_path: Path) -> None:
+    answers: list[str | None] = []
+
+    def ask() -> None:
+        answers.append(ask_for(tmp_path, 1, LONG, lambda: True))
+
+    with members(tmp_path, hosts=(), workers=2) as found:
+        found.begin(0)
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers == [""] * 3
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_launcher_nobody_answers(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def test_an_exit_code_of_0_is_no_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "end", "code"), [(3, End.LOST, 3), (-6, End.CRASHED, 134), (-9, End.CRASHED, 137)]
+    ("status", "end", "code"),
+    [(3, End.LOST, 3), (-6, End.CRASHED, 134), (-9, End.CRASHED, 137), (256, End.LOST, 1)],
 )
 def test_the_first_end_is_the_runs(status: int, end: End, code: int) -> None:
     outcome = judged(fatal=ProcessEnd(2, status))

@@ -128,7 +128,7 @@ def test_a_module_and_flags_of_the_interpreter() -> None:
         "-W",
         "ignore",
         "-m",
-        "syrtos.launch.worker.main",
+        "syrtos.worker",
         "-m",
         "json.tool",
         "x",

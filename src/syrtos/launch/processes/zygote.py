@@ -117,7 +117,7 @@ def main(order: dict[str, Any] | None) -> None:
 
 def _prepare_for_workers() -> dict[str, Any]:
     """Imports what workers of any script do, and waits for the order; ends if none comes."""
-    for name in ("syrtos.launch.worker.main", "syrtos.comm.world", "numpy.random"):
+    for name in ("syrtos.worker", "syrtos.comm.world", "numpy.random"):
         importlib.import_module(name)
     line = sys.stdin.buffer.readline()
     if not line:

@@ -28,6 +28,11 @@ Frames = list[traceback.FrameSummary]
 _HERE = os.path.dirname(os.path.abspath(errors.__file__))
 # The packages beside `syrtos` have names that begin alike.
 _OURS = (_HERE + os.sep, _HERE + "_")
+# What calls the script.
+_STARTING = (
+    *(os.path.join(_HERE, name) for name in (f"launch{os.sep}", "worker.py")),
+    "<frozen runpy>",
+)
 _PACKAGES = tuple(
     os.path.join(folder, name) + os.sep
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -244,7 +249,7 @@ def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.Tra
 
 
 def _runs_scripts(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith((_OURS[0] + "launch" + os.sep, "<frozen runpy>"))
+    return frame.filename.startswith(_STARTING)
 
 
 def _of_script(frames: Frames) -> Frames:

@@ -175,7 +175,7 @@ _SEVERAL_CORES = pytest.mark.skipif(
 def started(
     standby: Standby, folder: Path, script: str, env: dict[str, str] | None = None, workers: int = 1
 ) -> dict[str, object]:
-    """What a process says that stands for a worker, of which `syrtos.launch.worker.main` and Keras are little modules."""
+    """What a process says that stands for a worker, of which `syrtos.worker` and Keras are little modules."""
     (folder / "keras.py").write_text(
         "import os\nbackend = os.environ.get('KERAS_BACKEND')\nos.environ['IMPORTED'] = '1'"
     )

@@ -311,3 +311,22 @@ def test_the_hook_of_a_script_is_called_without_the_lines_that_run_it(
     assert told == "told by the hook"
     assert rest[0] == "Error in sys.excepthook:"
     assert rest[-1] == "OSError: no network"
+
+
+def test_a_file_in_the_place_of_a_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mpi4py.py").write_text("")
+    (tmp_path / "helpers.py").write_text("")
+    for name in ("mpi4py", "helpers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for statement in ("from mpi4py import MPI", "import mpi4py.util", "import mpi4py; mpi4py.MPI"):
+        with pytest.raises((ImportError, AttributeError)) as error:
+            exec(statement)
+        expected = f"mpi4py was imported from {tmp_path}/mpi4py.py, and not from the package"
+        assert tracebacks.advice(error.value, 1).startswith(expected)
+    with pytest.raises(ImportError) as error:
+        exec("from helpers import nothing")
+    assert tracebacks.advice(error.value, 1) == ""
+    monkeypatch.delitem(sys.modules, "mpi4py")

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import faulthandler
 import gc
-import importlib
 import os
 import signal
 import socket
@@ -158,9 +157,9 @@ class _WorkerProcess:
         """
         if self.rank or program.is_module or "SM_HPS" not in settings.environment():
             return list
-        return importlib.import_module("syrtos.launch.worker.unread_hyperparameters").watch(
-            Path(program.name), settings.environment()
-        )
+        from syrtos.launch.worker import unread_hyperparameters
+
+        return unread_hyperparameters.watch(Path(program.name), settings.environment())
 
     def _script_code(self, program: Program) -> int:
         try:
@@ -232,7 +231,9 @@ class _WorkerProcess:
             after_import("tf_keras", self._tell_imported)
         after_import("jax", _activate("jax"), around=importing)
         after_import("torch", _activate("torch"), around=importing)
-        importlib.import_module("syrtos.dialects").install()
+        from syrtos import dialects  # needed by scripts alone, and not by parameter servers
+
+        dialects.install()
 
     def _tell_imported(self) -> None:
         """Lets the launcher prepare a process for the next generation.
@@ -283,9 +284,9 @@ class _WorkerProcess:
             "end of the script", profiling.recordings(session) if profiling else 0.0
         )
         if any(recorded):
-            importlib.import_module("syrtos.keras.features.profiling").end_of_script(
-                session, recorded
-            )
+            from syrtos.keras.features import profiling as ours
+
+            ours.end_of_script(session, recorded)
 
     def _end_here(self) -> NoReturn:
         """Ends this worker in the middle of its script, successfully.
@@ -455,11 +456,14 @@ class _WorkerProcess:
 
 
 def _activate(name: str) -> Callable[[], None]:
-    """Returns a function that adapts Keras, loaded when the script has imported it.
+    """Returns a function that adapts Keras, loaded when the script has imported it."""
 
-    The code of this folder knows no framework.
-    """
-    return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
+    def call() -> None:
+        from syrtos.keras import activate
+
+        getattr(activate, name)()
+
+    return call
 
 
 def _system_code(number: int) -> int:
@@ -476,9 +480,9 @@ def _serve(program: Program, run_dir: str) -> None:
         # the signals are for the workers, which may have a step to finish and weights to save
         signal.signal(number, signal.SIG_IGN)
     main_module.find_modules_of(program)
-    importlib.import_module("syrtos.keras.tensorflow.parameter_server.server").serve(
-        lambda: lost_workers.lost_ranks(run_dir)
-    )
+    from syrtos.keras.tensorflow.parameter_server import server
+
+    server.serve(lambda: lost_workers.lost_ranks(run_dir))
 
 
 def _session() -> Session:

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from syrtos.launch.worker import main
+from syrtos import worker
 
 
 @pytest.mark.parametrize("number", [0, 1, 255, 256, -1, 2**40 + 3, 2**63, -(2**70)])
 def test_the_code_is_that_of_a_plain_script(number: int) -> None:
     plain = subprocess.run([sys.executable, "-c", f"import sys; sys.exit({number})"], check=False)
-    assert main._system_code(number) == plain.returncode
+    assert worker._system_code(number) == plain.returncode
