@@ -26,6 +26,8 @@ FIXES = "syrtos.fixes"
 NAMED_RUNS = "syrtos.named_runs"
 # Attributes of the module `syrtos`.
 NAMES = "syrtos.names"
+# Functions that replace `fit` by a trial of `syrtos tune`.
+TRIALS = "syrtos.trials"
 
 
 def names(group: str) -> list[str]:

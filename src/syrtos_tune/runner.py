@@ -23,7 +23,7 @@ from syrtos.observe import steady
 from syrtos.observe.ledger import forget, launching
 from syrtos.settings import TRIAL_VARIABLE, TuneTrial
 
-# as `syrtos.keras.trials.trial` writes them
+# as `syrtos_tune.trials.trial` writes them
 _BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"
 _OUTPUT = "output.txt"
 _LAST = 20_000  # characters of a log in which the reason of an end is looked for

@@ -24,11 +24,11 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals, patching
 from syrtos.keras.features import learning_rate
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.trials import rebatching
-from syrtos.keras.trials.memory import HostMemory
-from syrtos.keras.trials.rate_test import Range
-from syrtos.keras.trials.rebatching import ENDLESS, Rebatched
 from syrtos.settings import TuneTrial
+from syrtos_tune.trials import rebatching
+from syrtos_tune.trials.memory import HostMemory
+from syrtos_tune.trials.rate_test import Range
+from syrtos_tune.trials.rebatching import ENDLESS, Rebatched
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model, P, R
