@@ -265,3 +265,13 @@ def test_pages_that_the_code_and_its_tools_name_exist() -> None:
         if not (ROOT / found).exists()
     }
     assert not missing
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "how-it-works.md"])
+def test_files_that_a_page_names_are_there(name: str) -> None:
+    """By their paths below `src` or `src/syrtos`; in `keras/*/steps.py` a star is any folder."""
+    named = re.findall(r"`([\w*-]+(?:/[\w*-]+)+\.py)`", (DOCS / name).read_text())
+    places = (ROOT / "src", ROOT / "src" / "syrtos", ROOT)
+    missing = [path for path in named if not any(any(place.glob(path)) for place in places)]
+    assert named
+    assert not missing
