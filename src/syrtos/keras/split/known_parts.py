@@ -62,13 +62,14 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
         for key, operation in operations.items()
         if key not in known and not _is_known_operation(operation)
     ]
+    row_counts = {(None,), *((count,) for count in rows)}
     # The last axis, along which Keras's layers, losses and metrics compute, may be that of the rows.
     parts += [
         f"the output of `{part.name}`, of the shape {shape}"
         for key, part in {**operations, **{id(layer): layer for layer in layers}}.items()
         if key in known or _is_known_operation(part)
         for shape in keras_internals.shapes_of_outputs(part)
-        if len(shape) < 2 or shape[0] not in {None, *rows}
+        if (len(shape) < 2 and not _is_input_of_ids(part)) or shape[:1] not in row_counts
     ]
     losses = keras_internals.compiled_parts(model) if name != "predict_step" else []
     parts += [
@@ -85,6 +86,13 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     if name == "train_step" and optimizer is not None and not is_known_optimizer(optimizer):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
+
+
+def _is_input_of_ids(part: object) -> bool:
+    """Returns whether a layer is an input of whole numbers or texts: no layer computes along them."""
+    return type(part).__name__ == "InputLayer" and not str(getattr(part, "dtype", "")).startswith(
+        ("float", "bfloat", "complex")
+    )
 
 
 def _name_of(part: object) -> str:
