@@ -44,6 +44,8 @@ ROOMS = {
     "command": "the entry point",
     "worker": "the program of a worker",
     "_version": "0.1.0 ...",
+    "own_packages": "names",
+    "ray": "`import syrtos.ray`",
 }
 GRADIENT = [
     ("fit", "Keras's trainer", "keras/tensorflow/keras3.py"),

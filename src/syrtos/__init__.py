@@ -83,8 +83,6 @@ _HOMES = {
     "remote": "syrtos.remote_calls",
     "Options": "syrtos.settings",
 }
-# Of packages beside this one, by entry points.
-_OF_OTHERS = ("Estimator", "ray")
 
 
 if TYPE_CHECKING:
@@ -92,9 +90,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":
-        return importlib.import_module("syrtos.data")
-    if name in _OF_OTHERS:
+    if name in ("data", "ray"):
+        return importlib.import_module(f"syrtos.{name}")
+    if name == "Estimator":  # of a package beside this one
         entry_points = importlib.import_module("syrtos.entry_points")
         return entry_points.load(entry_points.NAMES, name)
     if name not in __all__:

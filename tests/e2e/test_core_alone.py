@@ -72,14 +72,32 @@ def test_commands_of_other_packages_are_not_there(python: Path, tmp_path: Path) 
     assert text.startswith("syrtos: there is no command submit")
 
 
-def test_what_another_package_does_is_refused_in_a_sentence(python: Path, tmp_path: Path) -> None:
+REFUSED = {
+    ("logs", "a-job"): "There is no folder 'a-job'",
+    ("run", "--on", "ray", "train.py"): "`--on ray`: there is no such engine",
+    ("doctor", "--fix", "train.py"): "No package that is installed has an entry point `keras3`",
+    ("tune", "lr", "train.py"): "there is no command tune",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=lambda words: words[0])
+def test_what_another_package_does_is_refused_in_a_sentence(
+    python: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    for words in (
-        ["logs", "a-job"],
-        ["run", "--on", "ray", "train.py"],
-        ["doctor", "--fix", "train.py"],
+    code, text = syrtos(python, *words, cwd=tmp_path)
+    assert code == 2, text
+    assert text.startswith(f"syrtos: {REFUSED[words]}"), text
+
+
+def test_names_of_other_packages_are_refused_in_a_sentence(python: Path, tmp_path: Path) -> None:
+    for statement in (
+        "import syrtos.ray",
+        "import syrtos; syrtos.ray",
+        "import syrtos; syrtos.Estimator",
     ):
-        code, text = syrtos(python, *words, cwd=tmp_path)
-        assert code == 2, text
-        assert text.startswith("syrtos: "), text
-        assert "Traceback" not in text
+        ended = subprocess.run(
+            [python, "-c", statement], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        last = ended.stderr.splitlines()[-1]
+        assert "No package that is installed has an entry point" in last

@@ -62,5 +62,5 @@ def test_a_folder_of_another_user_is_named(
     monkeypatch.setattr("syrtos.cli.status.find_run_dir", lambda given: fail())
     assert cli.main(["status", "x"]) == 1
     assert capsys.readouterr().err.startswith(
-        "syrtos: /their/run/ledger can't be used by this user: Permission denied. Expected: a path"
+        "syrtos: this user may not use /their/run/ledger: Permission denied. Ask the owner"
     )

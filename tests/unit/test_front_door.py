@@ -107,3 +107,12 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 def test_dir_shows_the_public_names() -> None:
     assert set(dir(syrtos)) == {*syrtos.__all__, "__version__"}
+
+
+def test_the_module_for_ray_is_found_in_each_way() -> None:
+    for statement in ("import syrtos.ray", "from syrtos import ray", "from syrtos.ray import run"):
+        code = f"{statement}\nimport syrtos\nprint(syrtos.ray.run.__module__)"
+        found = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert found.stdout == "syrtos_clusters.ray.calls\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 
 
@@ -33,8 +34,8 @@ def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
     ``mode`` are its permissions, less the umask.
     """
     # a rename puts it there whole: who reads at that moment gets the old file or the new one
-    # of this process alone: another may replace the same file
-    draft = path.with_suffix(f".{os.getpid()}.partial")
+    # of this call alone: another process or host may replace the same file
+    draft = path.with_suffix(f".{secrets.token_hex(4)}.partial")
     try:
         write(draft, data, mode)
         draft.replace(path)

@@ -84,15 +84,19 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         early: the interpreter that workers are forked from, if it was started already.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help"):
-        with contextlib.suppress(BrokenPipeError):
-            _print_help()
-        return 0 if words else 2
-    if not command_files.is_ours(words[0]):
-        refuse_unknown_command(words, command_files.names())
-    if not _has_folder():
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            with contextlib.suppress(BrokenPipeError):
+                _print_help()
+            return 0 if words else 2
+        if not command_files.is_ours(words[0]):
+            refuse_unknown_command(words, command_files.names(), command_files.absent())
+        if not _has_folder():
+            return 2
+        made = parser(words[0])
+    except SyrtosError as error:  # of another package's command
+        print(f"syrtos: {error}", file=sys.stderr)
         return 2
-    made = parser(words[0])
     if words[0] in _WITH_SCRIPTS:
         _commands_of(made).choices[words[0]].refuse_unknown_options(words[1:])
     chosen = made.parse_args(words)
@@ -131,8 +135,8 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         if not error.filename:
             raise
         print(
-            f"syrtos: {error.filename} can't be used by this user: {error.strerror}. Expected: a"
-            " path that it may read and write. Ask its owner, or name another.",
+            f"syrtos: this user may not use {error.filename}: {error.strerror}. Ask the owner for"
+            " permission, or name another path.",
             file=sys.stderr,
         )
         return 1

@@ -35,6 +35,16 @@ def names() -> list[str]:
     return [*_FILES, *_names_of_others()]
 
 
+def absent() -> str:
+    """Returns why syrtos's own commands of other packages are not there; empty if they are."""
+    if _names_of_others():
+        return ""
+    return (
+        " `submit`, `tune` and others are found where syrtos is installed (`pip install .`), and"
+        " not where it is only on the path."
+    )
+
+
 def modules(command: str = "") -> Sequence[ModuleType]:
     """Imports the modules that add commands to the parser.
 
@@ -56,7 +66,8 @@ def by_title() -> dict[str, list[str]]:
     """Returns the names of all commands under their headings."""
     found = {title: list(group) for title, group in _OURS.items()}
     for name in _names_of_others():
-        found.setdefault(_import_other(name).TITLE, []).append(name)
+        title = getattr(_import_other(name), "TITLE", "commands of other packages")
+        found.setdefault(title, []).append(name)
     return found
 
 

@@ -172,8 +172,11 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean `{close}`?" if close else ""
 
 
-def refuse_unknown_command(words: Sequence[str], known: Collection[str]) -> None:
-    """Ends the process where the first word is no command, with the one that was probably meant."""
+def refuse_unknown_command(words: Sequence[str], known: Collection[str], more: str = "") -> None:
+    """Ends the process where the first word is no command, with the one that was probably meant.
+
+    ``more``: a sentence that is added.
+    """
     if not words or words[0].startswith("-") or words[0] in known:
         return
     if words[0].endswith(".py"):
@@ -181,7 +184,7 @@ def refuse_unknown_command(words: Sequence[str], known: Collection[str]) -> None
     else:
         text = (
             f"there is no command {words[0]}{suggest(words[0], known) or '.'} `syrtos -h` lists"
-            " them."
+            f" them.{more}"
         )
     print(f"syrtos: {text}", file=sys.stderr)
     sys.exit(2)

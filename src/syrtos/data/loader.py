@@ -17,6 +17,7 @@ from syrtos.data.bad_records import BadRecords
 from syrtos.data.plan import Indices, Plan, block_records
 from syrtos.data.sources import BadRecord, Source, map_arrays
 from syrtos.errors import DataError, SyrtosError
+from syrtos.own_packages import FOLDERS
 
 # Batches whose bytes are asked for before they are needed, where that takes long.
 _FETCHED_AHEAD = 32
@@ -280,7 +281,7 @@ def _error_text(error: Exception) -> str:
 
 def _of_a_library(filename: str) -> bool:
     return (
-        filename.startswith(("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])))
+        filename.startswith(("<", sysconfig.get_path("stdlib"), *FOLDERS))
         or "site-packages" in filename
     )
 

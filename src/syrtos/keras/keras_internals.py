@@ -25,6 +25,10 @@ if TYPE_CHECKING:
         Variable,
     )
 
+    class KerasTensor(Protocol):
+        shape: tuple[int | None, ...]
+        dtype: str
+
     class _TensorFlowVariable(Variable, Protocol):
         _shared_name: str
 
@@ -179,11 +183,19 @@ def layers_of(model: Model) -> list[Layer]:
     return list(model._flatten_layers())
 
 
-def shapes_of_outputs(operation: object) -> list[Sequence[int | None]]:
-    """Returns the shapes of an operation's or a layer's results in functional models of Keras 3."""
-    # `output` is public, and raises where a layer is called twice (3.15.1).
-    nodes: list[Any] = getattr(operation, "_inbound_nodes", [])
-    return [tensor.shape for node in nodes for tensor in getattr(node, "output_tensors", ())]
+def outputs_in_graph(model: object) -> list[tuple[str, KerasTensor]]:
+    """Returns the results in a functional model of Keras 3, with the names of what makes them.
+
+    Layers inside of it that are models have graphs of their own.
+    """
+    # `output` of a layer is public, and raises where it is called twice (3.15.1).
+    graph: Any = getattr(model, "_functional", None) or model
+    nodes = [node for depth in getattr(graph, "_nodes_by_depth", {}).values() for node in depth]
+    return [
+        (node.operation.name, tensor)
+        for node in nodes
+        for tensor in getattr(node, "output_tensors", ())
+    ]
 
 
 def given_to_compile(model: object) -> list[object]:

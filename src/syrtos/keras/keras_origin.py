@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Iterable
+
+from syrtos.own_packages import PACKAGES
 
 _OF_KERAS = ("keras", "tf_keras")
 
@@ -25,7 +26,7 @@ def is_of_keras(kind: object) -> bool:
 
 def is_of_syrtos(module: str) -> bool:
     """Returns whether a module is of syrtos, or of a package beside it, by its name."""
-    return re.match(r"syrtos(_\w+)?(\.|$)", module) is not None
+    return module.partition(".")[0] in PACKAGES
 
 
 def own_methods(owner: object, names: Iterable[str]) -> list[str]:

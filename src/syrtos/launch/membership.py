@@ -428,11 +428,11 @@ def ask_for(run_dir: Path, workers: int, seconds: float, goes_on: Callable[[], b
     """
     number = str(secrets.randbelow(1 << 62))
     answer = _answer(run_dir, number)
-    with _asking_alone(run_dir):
+    deadline = time.monotonic() + seconds
+    with _asking_alone(run_dir, lambda: time.monotonic() < deadline and goes_on()):
         durable.replace(
             run_dir / _RESIZE, json.dumps({"workers": workers, "number": int(number)}).encode()
         )
-        deadline = time.monotonic() + seconds
         while not answer.exists() and time.monotonic() < deadline and goes_on():
             time.sleep(0.05)
         try:
@@ -445,13 +445,17 @@ def ask_for(run_dir: Path, workers: int, seconds: float, goes_on: Callable[[], b
 
 
 @contextlib.contextmanager
-def _asking_alone(run_dir: Path) -> Iterator[None]:
-    """Context manager: waits until no other process asks the launcher of the run."""
+def _asking_alone(run_dir: Path, waits: Callable[[], bool]) -> Iterator[None]:
+    """Context manager: waits until no other process asks the launcher, as long as ``waits()``."""
     folder = os.open(run_dir, os.O_RDONLY)
     try:
         # Some shared file systems have no locks: askers may meet there.
         with contextlib.suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            while waits():
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.05)
         yield
     finally:
         os.close(folder)

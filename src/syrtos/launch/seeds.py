@@ -16,12 +16,12 @@ import sysconfig
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
 from syrtos.given_seeds import GivenSeeds
+from syrtos.own_packages import FOLDERS
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _PYTHON = sysconfig.get_path("stdlib")
 _PACKAGES = (sysconfig.get_path("platlib"), sysconfig.get_path("purelib"))
 _REWRITTEN = "__autograph_generated_file"
-_OTHERS = (_PYTHON, *_PACKAGES, str(Path(__file__).parents[1]), "<frozen ")
+_OTHERS = (_PYTHON, *_PACKAGES, *FOLDERS, "<frozen ")
 
 
 class _Drawn:

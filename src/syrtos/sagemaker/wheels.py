@@ -13,9 +13,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from syrtos import own_packages
 from syrtos.errors import ConfigurationError
 
-_SOURCE = Path(__file__).resolve().parents[2]
 # What images with a framework have; other versions than the framework's own could break it.
 _OF_IMAGE = frozenset({"keras", "numpy", "ml_dtypes"})
 # What wheels for Linux are called; pip looks for none that are not named.
@@ -40,8 +40,7 @@ def collect(folder: Path, python: str) -> None:
     folder.mkdir()
     # syrtos as it is installed here, which no index may have
     found = _installed()
-    packages = sorted(path.parent for path in _SOURCE.glob("syrtos*/__init__.py"))
-    pack(found, packages, folder)
+    pack(found, map(Path, own_packages.FOLDERS), folder)
     wanted = [str(each) for each in needed(found.requires or ())]
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]

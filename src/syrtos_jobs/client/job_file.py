@@ -66,7 +66,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "Sequence": (list, "a list"),
     "bool": (bool, "true or false"),
     "int": (int, "a whole number"),
-    "str": (str, "a text"),
+    "str": (str, "a text: write numbers in quotes"),
 }
 # Of what the lists and mappings of some keys are.
 _ELEMENTS: dict[str, tuple[type | tuple[type, ...], str]] = {
@@ -74,7 +74,7 @@ _ELEMENTS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "metric_definitions": (dict, "mappings"),
     "tags": (dict, "mappings"),
     "git_config": (str, "texts"),
-    "environment": (str, "texts: write numbers in quotes"),
+    "environment": (str, "texts: write numbers, true and false in quotes"),
     "inputs": ((str, dict), "texts, or mappings with `uri`"),
 }
 

@@ -128,10 +128,12 @@ class SubmittedJob(Submitted):
         # The batch script alone passes the signal on to the launcher, so that agents are there
         # until the state is saved.
         soft = not at_once and self._look().phase == "running"
-        controller.cancel(*(["--batch", "--signal=TERM"] if soft else []), self._number)
-        if soft and self._is_array:
-            # tasks that have not begun
-            controller.cancel("--state=PENDING", self._number)
+        try:
+            controller.cancel(*(["--batch", "--signal=TERM"] if soft else []), self._number)
+        finally:
+            if soft and self._is_array:
+                # tasks that have not begun
+                controller.cancel("--state=PENDING", self._number)
 
 
 def combine(states: list[RunState]) -> RunState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
@@ -13,6 +14,9 @@ from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
+
+
+_FLOATING = re.compile("b?float|complex")
 
 
 def fixed_batch(model: Model) -> str:
@@ -64,12 +68,16 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     ]
     row_counts = {(None,), *((count,) for count in rows)}
     # The last axis, along which Keras's layers, losses and metrics compute, may be that of the rows.
+    # No layer computes along an axis of whole numbers or texts.
     parts += [
-        f"the output of `{part.name}`, of the shape {shape}"
-        for key, part in {**operations, **{id(layer): layer for layer in layers}}.items()
-        if key in known or _is_known_operation(part)
-        for shape in keras_internals.shapes_of_outputs(part)
-        if (len(shape) < 2 and not _is_input_of_ids(part)) or shape[:1] not in row_counts
+        f"the output of `{maker}`, of the shape {tensor.shape}"
+        for part in [model, *layers]
+        for maker, tensor in keras_internals.outputs_in_graph(part)
+        if f"the operation `{maker}`" not in parts
+        and (
+            tensor.shape[:1] not in row_counts
+            or (len(tensor.shape) < 2 and _FLOATING.match(tensor.dtype))
+        )
     ]
     losses = keras_internals.compiled_parts(model) if name != "predict_step" else []
     parts += [
@@ -86,13 +94,6 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     if name == "train_step" and optimizer is not None and not is_known_optimizer(optimizer):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
-
-
-def _is_input_of_ids(part: object) -> bool:
-    """Returns whether a layer is an input of whole numbers or texts: no layer computes along them."""
-    return type(part).__name__ == "InputLayer" and not str(getattr(part, "dtype", "")).startswith(
-        ("float", "bfloat", "complex")
-    )
 
 
 def _name_of(part: object) -> str:

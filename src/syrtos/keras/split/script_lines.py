@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-_HERE = str(Path(__file__).parents[2]) + os.sep
+from syrtos.own_packages import FOLDERS
+
 _OF_KERAS = f"{os.sep}keras{os.sep}src{os.sep}"
 _OF_KERAS_2 = f"{os.sep}tf_keras{os.sep}"
 _OLD_BACKENDS = tuple(
@@ -36,6 +37,6 @@ def line_of_script(frames: Iterable[tuple[str, int]], library: str, backend: str
             any(one in path for one in thin) and not path.endswith(_THICK)
         )
         if not (path.startswith(library + os.sep) or is_thin):
-            is_known = path.startswith(_HERE) or _OF_KERAS in path or _OF_KERAS_2 in path
+            is_known = path.startswith(FOLDERS) or _OF_KERAS in path or _OF_KERAS_2 in path
             return "" if is_known else f"{Path(path).name}, line {number}"
     return ""

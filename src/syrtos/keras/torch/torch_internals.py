@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import keras
 import torch.distributed
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
@@ -42,6 +43,14 @@ NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
 # Trees of tuples, lists and dictionaries, as operations of torch take and return them.
 tree_map, tree_leaves = _pytree.tree_map, _pytree.tree_leaves
 tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
+
+
+def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
+    """Returns a weak reference to a tensor's memory: `expired()` once nothing uses it.
+
+    torch has no public one; this class stands in a public module (2.13).
+    """
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 def wrapping_tensor(

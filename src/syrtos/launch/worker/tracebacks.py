@@ -14,25 +14,20 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from types import ModuleType
 
-from syrtos import errors
 from syrtos.launch.worker import suggestions
 from syrtos.launch.worker.other_backends import NAMES, propose_backend
+from syrtos.own_packages import FOLDERS
 
 # Before the script runs: a distribution may have set one for all programs.
 _HOOK = sys.excepthook
 
 Frames = list[traceback.FrameSummary]
 
-_HERE = os.path.dirname(os.path.abspath(errors.__file__))
-# The packages beside `syrtos` have names that begin alike.
-_OURS = (_HERE + os.sep, _HERE + "_")
 # What calls the script.
-_STARTING = (
-    *(os.path.join(_HERE, name) for name in (f"launch{os.sep}", "worker.py")),
-    "<frozen runpy>",
-)
+_STARTING = (FOLDERS[0] + f"launch{os.sep}", f"{FOLDERS[0]}worker.py", "<frozen runpy>")
 _PACKAGES = tuple(
     os.path.join(folder, name) + os.sep
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -65,7 +60,7 @@ def is_raised(interrupt: KeyboardInterrupt) -> bool:
     last = interrupt.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    if last is None or last.tb_frame.f_code.co_filename.startswith(_OURS):
+    if last is None or last.tb_frame.f_code.co_filename.startswith(FOLDERS):
         return False
     operation = last.tb_frame.f_code.co_code[last.tb_lasti]
     return dis.opname[operation] == "RAISE_VARARGS"
@@ -169,17 +164,19 @@ def advice(error: BaseException, size: int) -> str:
 
 
 def _hidden_package(error: ImportError | AttributeError) -> str:
-    """Returns the sentence about a file that stands in the place of a package; empty without one."""
+    """Returns the sentence about a file that stands in the place of a package; empty without one.
+
+    It is about imports that a package makes, and not about those of the script.
+    """
     owner = error.obj if isinstance(error, AttributeError) else None
     name = (error.name if owner is None else getattr(owner, "__name__", "")) or ""
     package = name.partition(".")[0]
     file = getattr(sys.modules.get(package), "__file__", None) or ""
-    if not file or _INSTALLED.search(file) or package in ("", "__main__"):
+    frames = traceback.extract_tb(error.__traceback__)
+    if not (file and is_of_script(file) and frames) or is_of_script(frames[-1].filename):
         return ""
-    # only here: it reads the metadata of all that is installed
-    from importlib.metadata import packages_distributions
-
-    if package not in packages_distributions() or file.startswith(_OURS):
+    installed = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    if PathFinder.find_spec(package, installed) is None:
         return ""
     return f"{package} was imported from {file}, and not from the package that is installed. Rename that file."
 
@@ -260,7 +257,7 @@ def _of_script(frames: Frames) -> Frames:
 def is_of_script(file: str) -> bool:
     """Returns whether a file is the script's own code, not an installed package's or Python's."""
     return not (
-        file.startswith((*_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file)
+        file.startswith((*FOLDERS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file)
     )
 
 
@@ -270,4 +267,6 @@ def _is_pythons(file: str) -> bool:
 
 def _is_inside(frame: traceback.FrameSummary) -> bool:
     file = frame.filename
-    return file.startswith((*_OURS, *_PACKAGES, "<frozen ")) or "__autograph_generated_file" in file
+    return (
+        file.startswith((*FOLDERS, *_PACKAGES, "<frozen ")) or "__autograph_generated_file" in file
+    )

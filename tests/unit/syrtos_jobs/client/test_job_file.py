@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 
 from syrtos.errors import ConfigurationError
 from syrtos_jobs.client import job_file
+from syrtos_jobs.client.estimator import Estimator
 
 
 def test_values_of_all_kinds(tmp_path: Path) -> None:
@@ -26,8 +28,14 @@ def test_values_of_all_kinds(tmp_path: Path) -> None:
     [
         ("hyperparameters: 5", "`hyperparameters` should be a mapping. Received: 5."),
         ("environment: [1]", "`environment` should be a mapping"),
-        ("environment: {1: b}", "`environment` should have texts: write numbers in quotes"),
-        ("environment: {A: 2}", "`environment` should have texts: write numbers in quotes"),
+        (
+            "environment: {1: b}",
+            "`environment` should have texts: write numbers, true and false in quotes",
+        ),
+        (
+            "environment: {A: 2}",
+            "`environment` should have texts: write numbers, true and false in quotes",
+        ),
         ("inputs: 5", "`inputs` should be a text or a mapping"),
         ("inputs: {a: 5}", "`inputs` should have texts, or mappings with `uri`. Received: 5"),
         ("dependencies: 5", "`dependencies` should be a list"),
@@ -44,3 +52,9 @@ def test_a_value_of_a_wrong_type_is_named(tmp_path: Path, line: str, says: str) 
     with pytest.raises(ConfigurationError) as error:
         job_file.read(path)
     assert says in str(error.value)
+
+
+def test_each_argument_of_an_estimator_has_a_kind() -> None:
+    for name in inspect.signature(Estimator.__init__).parameters:
+        if name not in ("self", "home"):
+            assert "should be" in job_file._wrong_type(name, object())

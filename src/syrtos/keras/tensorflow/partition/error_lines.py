@@ -15,14 +15,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from syrtos import errors
 from syrtos.keras.tensorflow import tf_internals_emission, tf_internals_errors
 from syrtos.keras.tensorflow.tf_internals_emission import TracedGraph
+from syrtos.own_packages import FOLDERS
 
 # TensorFlow leaves out its own files too.
-_OURS, _TENSORFLOW = (str(Path(str(each.__file__)).parent) for each in (errors, tf))
-# The packages beside `syrtos` have names that begin alike.
-_LEFT_OUT = (_OURS + os.sep, _OURS + "_", _TENSORFLOW + os.sep)
+_LEFT_OUT = (*FOLDERS, str(Path(str(tf.__file__)).parent) + os.sep)
 _PLACE = re.compile(
     r"(?P<head>Detected at node (?P<name>\S+) defined at \(most recent call last\):\n)"
     r"(?P<frames>(?:[ \t]*(?:File |<)[^\n]*\n|[ \t]*\n)*)"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+
+from syrtos.keras.torch import torch_internals
 
 if TYPE_CHECKING:
     from syrtos.keras.torch.partition.exchanges import TensorExchange
@@ -74,8 +76,8 @@ class BatchShare:
         self.whole: dict[str, int] | None = None
         # Below autograd torch does not count versions.
         self._writes: dict[int, int] = {}
-        # Pairs of memory and a copy that one process would have as a view of it.
-        self._copies: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
+        # Memory, and a copy that one process would have as a view of it: a mark for each pair.
+        self._copies: dict[int, list[Callable[[], bool]]] = {}
 
     def writes_to(self, local: torch.Tensor) -> int:
         """Returns how often memory was written to in the step so far."""
@@ -83,7 +85,12 @@ class BatchShare:
 
     def note_copy(self, local: torch.Tensor, copy: torch.Tensor) -> None:
         """Notes that a copy was made of memory of which one process has a view."""
-        self._copies.append((local, weakref.ref(copy)))
+        both = [torch_internals.storage_reference(one) for one in (local, copy)]
+        for one in (local, copy):
+            marks = self._copies.setdefault(one.untyped_storage().data_ptr(), [])
+            # Memory that is free may be another tensor's at the same address.
+            marks[:] = [mark for mark in marks if mark()]
+            marks.append(lambda: not any(reference.expired() for reference in both))
 
     def note_write(self, local: torch.Tensor) -> None:
         """Notes that memory was written to.
@@ -93,14 +100,12 @@ class BatchShare:
                 here, or in what the view is of.
         """
         place = local.untyped_storage().data_ptr()
-        for base, reference in self._copies:
-            copy = reference()
-            if copy is not None and place in (_address(base), _address(copy)):
-                raise NotImplementedError(
-                    "A complex tensor and its conjugate are one memory in one process, and two on"
-                    " workers: this writes into one while the other is in use. Write"
-                    " `conj_physical()` in the place of `conj()`, or do not write in place."
-                )
+        if any(mark() for mark in self._copies.get(place, ())):
+            raise NotImplementedError(
+                "A complex tensor and its conjugate are one memory in one process, and two on"
+                " workers: this writes into one of them, and the other may be in use. Write"
+                " `conj_physical()` in the place of `conj()`, or do not write in place."
+            )
         self._writes[place] = self._writes.get(place, 0) + 1
 
     def is_like(self, other: BatchShare) -> bool:
@@ -110,7 +115,3 @@ class BatchShare:
     def cut(self, tensor: torch.Tensor, rows: RowPart) -> torch.Tensor:
         """Returns this worker's rows of a whole tensor, which is not copied."""
         return tensor.narrow(rows.dim, self.start * rows.each, self.count * rows.each)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return getattr(tensor, "local", tensor).untyped_storage().data_ptr()

@@ -159,3 +159,25 @@ def test_what_is_written_to_a_gradient_of_16_bits_is_not_rounded() -> None:
     for found in threads.run(2, 4, lambda share: scaled(threads.spread(whole, share))):
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
+
+
+WRITES = {
+    "into a conjugate": lambda c: c.conj().mul_(2).detach(),
+    "into what has a conjugate": lambda c: (c.conj(), c.mul_(2))[0],
+    "by an alias": lambda c: (c.conj().detach(), c.detach().mul_(2))[0],
+    "after the conjugate is gone": lambda c: (c * c.conj()).clone().mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_a_conjugate_should_see_is_refused(name: str) -> None:
+    def work(share: BatchShare) -> Any:
+        c = threads.spread(torch.ones(7, 3, dtype=torch.complex64) * (1 + 2j), share, 0)
+        try:
+            return threads.whole(WRITES[name](c))
+        except NotImplementedError as error:
+            assert "are one memory in one process" in str(error)  # noqa: PT017
+            return None
+
+    refused = [found is None for found in threads.run(2, 7, work)]
+    assert refused == [name != "after the conjugate is gone"] * 2

@@ -63,7 +63,7 @@ def conjugate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     (tensor,) = args
     compute = torch.conj_physical if func._schema.name == "aten::_conj" else torch.neg
     found = PlacedTensor.derived(compute(tensor.local), tensor.placement, tensor, compute)
-    tensor.share.note_copy(tensor.local, found)
+    tensor.share.note_copy(tensor.local, found.local)
     return found
 
 
