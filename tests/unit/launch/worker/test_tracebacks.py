@@ -320,15 +320,23 @@ def test_a_file_in_the_place_of_a_package_is_named(
     def error_of(statement: str, file: Path) -> BaseException:
         return caught(lambda: exec(compile(statement, str(file), "exec"), {}))
 
-    for name in ("mpi4py", "helpers"):
+    installed = tmp_path / "site-packages"
+    (installed / "bigarrays").mkdir(parents=True)
+    (installed / "bigarrays" / "__init__.py").write_text("SIZE = 1")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(installed))
+    for name in ("bigarrays", "helpers"):
         (tmp_path / f"{name}.py").write_text("")
-        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    package = Path(sysconfig.get_path("purelib"), "other", "part.py")
-    expected = f"mpi4py was imported from {tmp_path}/mpi4py.py, and not from the package"
-    for statement in ("from mpi4py import MPI", "import mpi4py.util", "import mpi4py; mpi4py.MPI"):
+    package = installed / "other" / "part.py"
+    expected = f"bigarrays was imported from {tmp_path}/bigarrays.py, and not from the package"
+    for statement in (
+        "from bigarrays import SIZE",
+        "import bigarrays.util",
+        "import bigarrays; bigarrays.SIZE",
+    ):
         assert tracebacks.advice(error_of(statement, package), 1).startswith(expected)
         # The script's own imports mean its own files.
         assert tracebacks.advice(error_of(statement, tmp_path / "train.py"), 1) == ""
     assert tracebacks.advice(error_of("from helpers import nothing", package), 1) == ""
-    monkeypatch.delitem(sys.modules, "mpi4py")
+    for name in ("bigarrays", "helpers"):
+        monkeypatch.delitem(sys.modules, name)

@@ -64,7 +64,11 @@ def test_a_rule_gives_what_the_whole_operation_gives(name: str, data: Any) -> No
             if found.dtype == object:
                 assert found.tolist() == whole.tolist()
             else:
-                np.testing.assert_allclose(found, whole, rtol=2e-6, atol=2e-6)
+                # Sums of large terms that cancel are rounded by the size of the terms.
+                is_real = whole.dtype.kind == "f" and whole.size
+                largest = float(np.nanmax(np.abs(whole), initial=1.0)) if is_real else 1.0
+                bound = 2e-6 * (max(1.0, largest) if np.isfinite(largest) else 1.0)
+                np.testing.assert_allclose(found, whole, rtol=2e-6, atol=bound)
 
 
 @pytest.mark.parametrize("name", [name for name, one in OPERATIONS.items() if one.stays])
