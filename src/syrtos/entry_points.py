@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from syrtos.errors import ConfigurationError
@@ -60,7 +59,7 @@ def load(group: str, name: str) -> Any:
     try:
         return point.load()
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (needs := needed(error)):
+        if isinstance(error, ModuleNotFoundError) and (needs := missing_packages(error)):
             raise ConfigurationError(needs) from error
         package = point.dist.name if point.dist else "a package"
         raise ConfigurationError(
@@ -84,17 +83,24 @@ def load_instance(group: str, name: str, kind: type[KindT]) -> KindT:
     return found
 
 
-def needed(error: ModuleNotFoundError) -> str:
+def is_defect(error: ModuleNotFoundError) -> bool:
+    """Returns whether the module that is missing is one of syrtos's own, and no package to install."""
+    return (error.name or "syrtos").startswith("syrtos")
+
+
+def missing_packages(error: ModuleNotFoundError) -> str:
     """Returns the sentence that names the packages which a package beside syrtos needs.
 
     A package says by its constant ``EXTRA`` which extra of its distribution they are. The text is
-    empty where no package on the way to the import has one, or where the module that is missing is
-    one of syrtos's own: that is a defect.
+    empty where no package on the way to the import has one, and where it `is_defect`.
     """
+    # Only here: it takes longer to import than this file.
+    import traceback
+
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
     found = [(name, extra) for name in names if (extra := _extra_of(name))]
-    if not found or (error.name or "syrtos").startswith("syrtos"):
+    if not found or is_defect(error):
         return ""
     from importlib.metadata import packages_distributions, requires
 

@@ -12,6 +12,6 @@ PACKAGES = (
     "syrtos_migrate",
     "syrtos_tune",
 )
-SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # With a separator at the end.
-FOLDERS = tuple(os.path.join(SOURCE, name, "") for name in PACKAGES)
+FOLDERS = tuple(os.path.join(_SOURCE, name, "") for name in PACKAGES)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from pathlib import Path
 
 
@@ -35,7 +34,7 @@ def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
     """
     # a rename puts it there whole: who reads at that moment gets the old file or the new one
     # of this call alone: another process or host may replace the same file
-    draft = path.with_suffix(f".{secrets.token_hex(4)}.partial")
+    draft = path.with_suffix(f".{os.urandom(4).hex()}.partial")
     try:
         write(draft, data, mode)
         draft.replace(path)

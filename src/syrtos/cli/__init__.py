@@ -90,31 +90,17 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
                 _print_help()
             return 0 if words else 2
         if not command_files.is_ours(words[0]):
-            refuse_unknown_command(words, command_files.names(), command_files.absent())
+            refuse_unknown_command(words, command_files.names(), command_files.why_absent())
         if not _has_folder():
             return 2
-        made = parser(words[0])
-    except SyrtosError as error:  # of another package's command
-        print(f"syrtos: {error}", file=sys.stderr)
-        return 2
-    if words[0] in _WITH_SCRIPTS:
-        _commands_of(made).choices[words[0]].refuse_unknown_options(words[1:])
-    chosen = made.parse_args(words)
-    try:
-        if arguments is None and words[0] == "run":
-            # only here: the other commands do without engines
-            from syrtos.cli.defaults import added_words
-
-            if added := added_words(_commands_of(made).choices["run"], words[1:]):
-                words = ["run", *added, *words[1:]]
-                chosen = made.parse_args(words)
-        chosen.words, chosen.early = words[1:], early
+        chosen = _parse(words, takes_defaults=arguments is None)
+        chosen.early = early
         if words[0] not in ("run", "resume"):
             # A run on this machine has nothing to tidy up before its launcher answers signals.
             raise_interrupts()
         return chosen.main(chosen)
     except ModuleNotFoundError as error:
-        needs = entry_points.needed(error)
+        needs = entry_points.missing_packages(error)
         if not needs:
             raise
         print(f"syrtos: {needs}", file=sys.stderr)
@@ -155,6 +141,26 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         return 1
     except KeyboardInterrupt as error:
         return exit_code(error)
+
+
+def _parse(words: list[str], takes_defaults: bool) -> argparse.Namespace:
+    """Returns the options and arguments of a command, with the words behind its name as ``words``.
+
+    ``takes_defaults``: whether the file syrtos.toml of the folder may add to those of `run`.
+    """
+    made = parser(words[0])
+    if words[0] in _WITH_SCRIPTS:
+        _commands_of(made).choices[words[0]].refuse_unknown_options(words[1:])
+    chosen = made.parse_args(words)
+    if takes_defaults and words[0] == "run":
+        # only here: the other commands do without engines
+        from syrtos.cli.defaults import added_words
+
+        if added := added_words(_commands_of(made).choices["run"], words[1:]):
+            words = ["run", *added, *words[1:]]
+            chosen = made.parse_args(words)
+    chosen.words = words[1:]
+    return chosen
 
 
 def _has_folder() -> bool:

@@ -35,7 +35,7 @@ def names() -> list[str]:
     return [*_FILES, *_names_of_others()]
 
 
-def absent() -> str:
+def why_absent() -> str:
     """Returns why syrtos's own commands of other packages are not there; empty if they are."""
     if _names_of_others():
         return ""

@@ -40,6 +40,7 @@ def named_runs() -> NamedRuns | None:
     Raises:
         ConfigurationError: the package can't be imported.
     """
-    for name in entry_points.names(entry_points.NAMED_RUNS):
-        return entry_points.load_instance(entry_points.NAMED_RUNS, name, NamedRuns)
-    return None
+    found = entry_points.names(entry_points.NAMED_RUNS)
+    if not found:
+        return None
+    return entry_points.load_instance(entry_points.NAMED_RUNS, found[0], NamedRuns)

@@ -31,10 +31,7 @@ def engine_of(name: str) -> Engine:
             return entry_points.load_instance(entry_points.ENGINES, name, Engine)
         except ConfigurationError as error:
             missing = error.__cause__
-            # A module of our own that is missing is a defect, and no package to install.
-            if not isinstance(missing, ModuleNotFoundError) or (
-                missing.name or "syrtos"
-            ).startswith("syrtos"):
+            if not isinstance(missing, ModuleNotFoundError) or entry_points.is_defect(missing):
                 raise
             raise ConfigurationError(
                 f"`--on {name}` needs the package {missing.name}: `pip install 'syrtos[{name}]'`."

@@ -34,7 +34,7 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
             facts = yaml.safe_load(file)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} can't be read: {error}") from error
-    known = {*inspect.signature(Estimator.__init__).parameters, "inputs", *also} - {"self", "home"}
+    known = {*_ARGUMENTS, "inputs", *also}
     if not isinstance(facts, dict) or "entry_point" not in facts or set(facts) - known:
         unknown = sorted(map(str, set(facts) - known)) if isinstance(facts, dict) else []
         raise ConfigurationError(
@@ -47,8 +47,9 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
             f" {', '.join(sorted(known))}."
         )
     facts = {name: value for name, value in facts.items() if value is not None}
-    for name, value in facts.items():
-        if wrong := _wrong_type(name, value):
+    for name in [key for key in facts if key not in also]:
+        value = facts[name]
+        if wrong := _wrong_type(name, value) or _wrong_element(name, value):
             raise ConfigurationError(f"{path}: {wrong}")
     # relative to the file that names them; the entry point, only if it is not inside a source
     # folder
@@ -60,6 +61,12 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
     return facts
 
 
+# The arguments of an Estimator, with their annotations.
+_ARGUMENTS = {
+    name: str(parameter.annotation)
+    for name, parameter in inspect.signature(Estimator.__init__).parameters.items()
+    if name not in ("self", "home")
+}
 # What YAML gives for an annotation of an argument, by the annotation's first word.
 _KINDS: dict[str, tuple[type, str]] = {
     "Mapping": (dict, "a mapping"),
@@ -81,23 +88,24 @@ _ELEMENTS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 def _wrong_type(name: str, value: object) -> str:
     """Returns the sentence that says what a key's value should be; empty where it is that."""
-    arguments = inspect.signature(Estimator.__init__).parameters
     if name == "inputs":
         kind, words = (str, dict), "a text or a mapping"
-    elif name in arguments:
-        kind, words = _KINDS[re.split(r"\W", str(arguments[name].annotation))[0]]
     else:
-        return ""
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        return f"`{name}` should be {words}. Received: {value!r}."
-    element, words = _ELEMENTS.get(name, (object, ""))
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    keys = value if isinstance(value, dict) else ()
-    wrong = [one for one in keys if not isinstance(one, str)]
-    wrong += [one for one in values if not isinstance(one, element)]
-    return (
-        f"`{name}` should have {words or 'texts as keys'}. Received: {wrong[0]!r}." if wrong else ""
-    )
+        kind, words = _KINDS[re.split(r"\W", _ARGUMENTS[name])[0]]
+    is_right = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    return "" if is_right else f"`{name}` should be {words}. Received: {value!r}."
+
+
+def _wrong_element(name: str, value: object) -> str:
+    """Returns the sentence that says what a list or mapping should have; empty where it has that."""
+    element, words = _ELEMENTS.get(name, (object, "texts as keys"))
+    wrong: list[object] = []
+    if isinstance(value, dict):
+        wrong = [key for key in value if not isinstance(key, str)]
+        value = list(value.values())
+    if isinstance(value, list):
+        wrong += [one for one in value if not isinstance(one, element)]
+    return f"`{name}` should have {words}. Received: {wrong[0]!r}." if wrong else ""
 
 
 def _with_suggestion(name: str, known: Collection[str]) -> str:

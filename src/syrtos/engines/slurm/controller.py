@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
 from pathlib import Path
@@ -24,9 +23,10 @@ _NEVER = {
 
 def facts_of(job: str) -> dict[str, str]:
     """Returns what Slurm keeps of a job; empty if it does not answer or no longer knows the job."""
-    with contextlib.suppress(UnansweredError):
+    try:
         return (tasks_of(job) or [{}])[0]
-    return {}
+    except UnansweredError:
+        return {}
 
 
 class UnansweredError(ConfigurationError):

@@ -42,10 +42,10 @@ class SubmittedJob(Submitted):
         self._number, self._run_dir, self._is_array = number, run_dir, is_array
         self.name = f"job {number}"
         self._state: RunState | None = None
-        self._asked: float | None = None
+        self._asked = 0.0  # when it was asked for the state
 
     def state(self) -> RunState:
-        if self._state is None or self._asked is None or time.monotonic() - self._asked > _EVERY:
+        if self._state is None or time.monotonic() - self._asked > _EVERY:
             self._state, self._asked = self._look(), time.monotonic()
         return self._state
 

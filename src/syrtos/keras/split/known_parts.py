@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from syrtos.keras import keras_internals, keras_origin
@@ -13,6 +13,7 @@ from syrtos.keras.split import mixed_rows
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
+    from syrtos.keras.keras_internals import KerasTensor
     from syrtos.keras.protocols import Model
 
 
@@ -61,23 +62,17 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
         id(operation): operation for part in [model, *layers] for operation in _operations_of(part)
     }
     known = {id(model), *map(id, layers)}
-    parts += [
-        f"the operation `{operation.name}`"
+    unknown = [
+        operation.name
         for key, operation in operations.items()
         if key not in known and not _is_known_operation(operation)
     ]
-    row_counts = {(None,), *((count,) for count in rows)}
-    # The last axis, along which Keras's layers, losses and metrics compute, may be that of the rows.
-    # No layer computes along an axis of whole numbers or texts.
+    parts += [f"the operation `{operation}`" for operation in unknown]
     parts += [
         f"the output of `{maker}`, of the shape {tensor.shape}"
         for part in [model, *layers]
         for maker, tensor in keras_internals.outputs_in_graph(part)
-        if f"the operation `{maker}`" not in parts
-        and (
-            tensor.shape[:1] not in row_counts
-            or (len(tensor.shape) < 2 and _FLOATING.match(tensor.dtype))
-        )
+        if maker not in unknown and not _has_rows_beside_others(tensor, rows)
     ]
     losses = keras_internals.compiled_parts(model) if name != "predict_step" else []
     parts += [
@@ -94,6 +89,17 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     if name == "train_step" and optimizer is not None and not is_known_optimizer(optimizer):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
+
+
+def _has_rows_beside_others(tensor: KerasTensor, rows: Collection[int | None]) -> bool:
+    """Returns whether the rows are the first dimension of a result, and not the last one too.
+
+    Keras's layers, losses and metrics compute along the last one: none does along whole numbers or
+    texts, which may have rows alone. ``rows``: the numbers of rows of the model's inputs.
+    """
+    if len(tensor.shape) < 2 and _FLOATING.match(tensor.dtype):
+        return False
+    return tensor.shape[:1] == (None,) or (len(tensor.shape) > 0 and tensor.shape[0] in rows)
 
 
 def _name_of(part: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +13,11 @@ import torch
 from syrtos.keras.torch import torch_internals
 
 if TYPE_CHECKING:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
     from syrtos.keras.torch.partition.exchanges import TensorExchange
+
+    _Pair = tuple[StorageWeakRef, StorageWeakRef]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +80,8 @@ class BatchShare:
         self.whole: dict[str, int] | None = None
         # Below autograd torch does not count versions.
         self._writes: dict[int, int] = {}
-        # Memory, and a copy that one process would have as a view of it: a mark for each pair.
-        self._copies: dict[int, list[Callable[[], bool]]] = {}
+        # Pairs of memory and a copy that one process would have as a view of it, by both addresses.
+        self._copies: dict[int, list[_Pair]] = {}
 
     def writes_to(self, local: torch.Tensor) -> int:
         """Returns how often memory was written to in the step so far."""
@@ -85,12 +89,11 @@ class BatchShare:
 
     def note_copy(self, local: torch.Tensor, copy: torch.Tensor) -> None:
         """Notes that a copy was made of memory of which one process has a view."""
-        both = [torch_internals.storage_reference(one) for one in (local, copy)]
+        pair = (torch_internals.storage_reference(local), torch_internals.storage_reference(copy))
         for one in (local, copy):
-            marks = self._copies.setdefault(one.untyped_storage().data_ptr(), [])
+            pairs = self._copies.setdefault(one.untyped_storage().data_ptr(), [])
             # Memory that is free may be another tensor's at the same address.
-            marks[:] = [mark for mark in marks if mark()]
-            marks.append(lambda: not any(reference.expired() for reference in both))
+            pairs[:] = [*filter(_is_alive, pairs), pair]
 
     def note_write(self, local: torch.Tensor) -> None:
         """Notes that memory was written to.
@@ -100,7 +103,7 @@ class BatchShare:
                 here, or in what the view is of.
         """
         place = local.untyped_storage().data_ptr()
-        if any(mark() for mark in self._copies.get(place, ())):
+        if any(map(_is_alive, self._copies.get(place, ()))):
             raise NotImplementedError(
                 "A complex tensor and its conjugate are one memory in one process, and two on"
                 " workers: this writes into one of them, and the other may be in use. Write"
@@ -115,3 +118,8 @@ class BatchShare:
     def cut(self, tensor: torch.Tensor, rows: RowPart) -> torch.Tensor:
         """Returns this worker's rows of a whole tensor, which is not copied."""
         return tensor.narrow(rows.dim, self.start * rows.each, self.count * rows.each)
+
+
+def _is_alive(pair: _Pair) -> bool:
+    """Returns whether something still uses both memories."""
+    return not any(memory.expired() for memory in pair)

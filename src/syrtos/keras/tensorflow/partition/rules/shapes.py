@@ -306,9 +306,8 @@ def squeeze(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Val
     removed = [d % rank for d in named] or [d for d, s in enumerate(dims.as_list()) if s == 1]
     if op.outputs[0].shape.rank != rank - len(removed):
         return None
-    if (
-        not removed
-    ):  # TensorFlow would remove all dimensions of size 1, and a share may have one row
+    # TensorFlow would remove all dimensions of size 1 then, and a share may have one row.
+    if not removed:
         return [value]
     if value.is_partial:
         return [Value(tf.squeeze(value.tensor, removed), value.placement)]
