@@ -16,7 +16,7 @@ from syrtos import entry_points, settings
 from syrtos.engines.registry import engine_of
 from syrtos.engines.reservation import NodeRequest
 from syrtos.errors import ConfigurationError
-from syrtos.launch.spec import new_run_dir
+from syrtos.launch.spec import new_run_dir, parse_hosts
 from syrtos.launch.terminal import output
 from syrtos.notebook import launcher, parcel
 
@@ -202,9 +202,12 @@ def _call_on_hosts(
     launcher.check(function, args, 1)
     asked = {"grace": launcher.GRACE, "run_dir": new_run_dir(), **options}
     words = launcher.command("--hosts", hosts, *launcher.flags(asked, _OF_HOSTS))
+    folder = Path(str(asked["run_dir"]))
+    workers = sum(host.slots for host in parse_hosts(hosts))
     with launcher.memory() as parcel_file, launcher.memory() as result:
         parcel.pack(function, args, "", parcel_file)
         places = (f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (parcel_file, result))
         env = launcher.environment_of_workers(settings.environment())
-        launcher.run(words, env | {settings.CALL_VARIABLE: ":".join(places)}, subprocess.DEVNULL)
+        env |= {settings.CALL_VARIABLE: ":".join(places)}
+        launcher.run(words, env, subprocess.DEVNULL, folder, workers)
         return launcher.result_of(result, asked["run_dir"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import pickle
+import pty
 import re
 import subprocess
 import sys
@@ -378,6 +380,34 @@ def test_a_function_is_called_on_other_hosts(tmp_path: Path, ssh: Path) -> None:
     said = called_remotely(tmp_path, f'hosts="alpha:1,beta:1", ssh="{ssh}"')
     assert "2 workers on alpha, beta" in said
     assert "standard input" not in said
+
+
+@pytest.mark.parametrize("place", ["workers=2", 'hosts="alpha:1,beta:1", ssh="{ssh}"'])
+def test_a_silent_terminal_shows_how_far_the_workers_are(
+    tmp_path: Path, ssh: Path, place: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time, syrtos\n"
+        f"@syrtos.remote({place.format(ssh=ssh)})\n"
+        "def train():\n    time.sleep(8)\n    return 'returned'\n"
+        "print(train())\n"
+    )
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        os.execve(sys.executable, [sys.executable, script], os.environ | {"TERM": "xterm"})
+    shown = bytearray()
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    text = shown.decode()
+    assert "\r\x1b[2Kno training step yet, 2 workers" in text
+    # erased before anything else
+    assert re.search(r"2 workers\r\x1b\[2K(?!no training)", text)
+    assert text.endswith("\r\nreturned\r\n")
 
 
 def test_a_place_that_does_not_exist_is_refused() -> None:

@@ -27,7 +27,7 @@ from syrtos.cli.run_request import (
 )
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.cli.watching import forget as forget_watched
-from syrtos.cli.watching import showing_progress, watching
+from syrtos.cli.watching import watching
 from syrtos.engines.engine import BY_SCHEDULER, STOPPED
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
@@ -49,6 +49,7 @@ from syrtos.observe import steady
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
 from syrtos.observe.unrecorded import Unrecorded
+from syrtos.report.live_progress import showing_progress
 
 if TYPE_CHECKING:
     from syrtos.launch.processes.zygote_process import EarlyStart

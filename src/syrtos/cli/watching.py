@@ -12,7 +12,6 @@ from pathlib import Path
 
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
-from syrtos.launch.terminal.live import LiveLine
 from syrtos.launch.worker import debugging
 from syrtos.settings import KUBEFLOW_VARIABLES
 
@@ -73,20 +72,6 @@ def forget(run_dir: Path) -> None:
     debugging.forget(run_dir)
     for name in _MADE:
         (run_dir / name).unlink(missing_ok=True)
-
-
-def showing_progress(run_dir: Path, workers: int) -> LiveLine:
-    """Returns a context manager: a silent terminal shows how far the run is."""
-
-    def describe() -> str:
-        # Only when something is shown: a run should start at once.
-        from syrtos.report.progress import read_progress
-
-        count = document(run_dir / "run.json").get("resized") or workers
-        # on a narrow terminal the end is cut off
-        return f"{read_progress(run_dir).describe_running()}, {count} worker{'s' * (count != 1)}"
-
-    return LiveLine(describe)
 
 
 def _remove_unfinished(run_dir: Path) -> None:

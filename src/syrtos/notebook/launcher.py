@@ -25,6 +25,7 @@ from syrtos.launch.spec import new_run_dir
 from syrtos.launch.spelling import closest_name
 from syrtos.notebook import parcel
 from syrtos.notebook.screen import Screen
+from syrtos.report.live_progress import showing_progress
 
 _OF_RUN = ("grace", "max_restarts", "metrics_port", "oversubscribe", "profile", "run_dir", "track")
 # Names that other launchers have for ours.
@@ -81,7 +82,8 @@ def notebook_launcher(
     options = {"grace": GRACE, "run_dir": new_run_dir(), **options}
     with memory() as parcel_file, memory() as result:
         parcel.pack(function, args, f"/proc/{os.getpid()}/fd/{result.fileno()}", parcel_file)
-        run(command("-n", str(workers), *flags(options)), env, parcel_file)
+        words = command("-n", str(workers), *flags(options))
+        run(words, env, parcel_file, Path(str(options["run_dir"])), workers)
         return result_of(result, options["run_dir"])
 
 
@@ -194,8 +196,14 @@ def memory() -> Iterator[IO[bytes]]:
         yield file
 
 
-def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] | int) -> None:
-    """Runs the workers to their end.
+def run(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    parcel_file: IO[bytes] | int,
+    run_dir: Path,
+    workers: int,
+) -> None:
+    """Runs the workers to their end; a terminal shows how far they are while they print nothing.
 
     Raises:
         ConfigurationError: an option was refused.
@@ -216,7 +224,8 @@ def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] |
             start_new_session=True,
             preexec_fn=signalling.death_with_parent(),
         )
-    with process, _interrupts(process, came):
+    showing = showing_progress(run_dir, workers, screen.terminal)
+    with process, _interrupts(process, came), showing:
         try:
             screen.follow(process)
         except BaseException:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 import selectors
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import IO
 
 _PIECE = 1 << 16
@@ -19,15 +21,50 @@ _FILE = re.compile(r'File "([^"]+)"')
 _OF_RESUMING = re.compile(r"syrtos: `syrtos resume .*\n?")
 
 
+class ShownStream:
+    """A standard stream of this process, as it is at each write: a cell has its own.
+
+    Attributes:
+        before_write: gets the data of a write; None: nobody wants it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.before_write: Callable[[memoryview], None] | None = None
+
+    def show(self, text: str) -> None:
+        """Writes a text at once."""
+        if not text:
+            return
+        if self.before_write:
+            self.before_write(memoryview(text.encode(errors="replace")))
+        stream: IO[str] = getattr(sys, self._name)
+        stream.write(text)
+        stream.flush()
+
+    def descriptor(self) -> int:
+        """Returns the descriptor that is written to; -1: none, as in a notebook's cell."""
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream = getattr(sys, self._name)
+            return int(stream.fileno()) if stream.isatty() else -1
+        return -1
+
+
 class Screen:
     """Passes on the output of a process, except for its report on a failure.
 
     The report is kept back, since the exception has it.
+
+    Attributes:
+        terminal: the streams that are shown on a terminal, by their descriptors.
     """
 
     def __init__(self) -> None:
         self._held = ""
         self._said = ""
+        self._out, self._err = ShownStream("stdout"), ShownStream("stderr")
+        streams = {stream.descriptor(): stream for stream in (self._out, self._err)}
+        self.terminal = {number: stream for number, stream in streams.items() if number >= 0}
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
         """Passes on the output of a process until both of its pipes have ended."""
@@ -48,7 +85,7 @@ class Screen:
                     if not piece:
                         selector.unregister(pipe)
                     text = decoders[pipe].decode(piece, final=not piece)
-                    self._error(text) if pipe is process.stderr else _show(text, sys.stdout)
+                    self._error(text) if pipe is process.stderr else self._out.show(text)
 
     def _error(self, text: str) -> None:
         self._said = (self._said + text)[-_TAIL:]
@@ -62,12 +99,12 @@ class Screen:
             if self._held.endswith("\n\n")
             else len(self._held)
         )
-        _show(self._held[:end], sys.stderr)
+        self._err.show(self._held[:end])
         self._held = self._held[end:]
 
     def release(self) -> None:
         """Shows the text that was kept back."""
-        _show(_OF_RESUMING.sub("", self._held), sys.stderr)
+        self._err.show(_OF_RESUMING.sub("", self._held))
         self._held = ""
 
     @property
@@ -82,12 +119,6 @@ class Screen:
         """
         text = _OF_RESUMING.sub("", self._held).strip() or self._said.strip().rpartition("\n")[2]
         return _with_cells(text.removeprefix("syrtos: "))
-
-
-def _show(text: str, stream: IO[str]) -> None:
-    if text:
-        stream.write(text)
-        stream.flush()
 
 
 def _with_cells(text: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Protocol
 
 from syrtos.launch.terminal import streams
 
@@ -17,6 +18,16 @@ _COLUMNS = 80
 _ERASE = b"\r\x1b[2K"
 
 
+class Output(Protocol):
+    """What this process writes by: it says so before each write.
+
+    Attributes:
+        before_write: gets the data of a write; None: nobody wants it.
+    """
+
+    before_write: Callable[[memoryview], None] | None
+
+
 class LiveLine:
     """Shows a line on the terminal of standard error until something else is printed.
 
@@ -24,27 +35,28 @@ class LiveLine:
     at the beginning of a line, and erased before anything else is written by this process.
     """
 
-    def __init__(self, describe: Callable[[], str]) -> None:
+    def __init__(
+        self, describe: Callable[[], str], outputs: Mapping[int, Output] | None = None
+    ) -> None:
         """Makes the line.
 
         Args:
             describe: returns the text, which is cut to the width of the terminal; empty: nothing is
                 shown. It is called in a thread of its own.
+            outputs: what writes to descriptors 1 and 2; None: the unfailing files of this process.
         """
         self._describe = describe
-        self._files = [
-            file
-            for descriptor in (1, 2)
-            if os.isatty(descriptor) and (file := streams.raw_file(descriptor))
-        ]
+        if outputs is None:
+            outputs = {number: file for number in (1, 2) if (file := streams.raw_file(number))}
+        self._outputs = {number: out for number, out in outputs.items() if os.isatty(number)}
         self._lock, self._over = threading.Lock(), threading.Event()
         self._is_shown, self._line_is_open, self._last_output = False, False, time.monotonic()
         self._thread = threading.Thread(target=self._run, name="live line", daemon=True)
 
     def __enter__(self) -> LiveLine:
-        if streams.raw_file(2) in self._files and os.environ.get("TERM", "dumb") != "dumb":
-            for file in self._files:
-                file.before_write = self._make_room
+        if 2 in self._outputs and os.environ.get("TERM", "dumb") != "dumb":
+            for output in self._outputs.values():
+                output.before_write = self._make_room
             self._thread.start()
         return self
 
@@ -57,8 +69,8 @@ class LiveLine:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(_BETWEEN)
-        for file in self._files:
-            file.before_write = None
+        for output in self._outputs.values():
+            output.before_write = None
         # whoever holds it may wait for a terminal that takes nothing (Ctrl-S)
         if self._lock.acquire(timeout=_BETWEEN):
             self._erase()
