@@ -50,7 +50,8 @@ class Database:
             ConfigurationError: the database can't be reached.
         """
         try:
-            patiently(make, self._patience)
+            # of a server that is away at the start its address may be wrong
+            patiently(make, self._patience if self.is_sqlite else 0)
         except exc.OperationalError as error:
             # between the question whether it is there and its making, another process may have made
             # it
@@ -126,7 +127,8 @@ def may_pass(error: exc.OperationalError) -> bool:
     """Returns whether an error is one of a database that another process holds, or that is away."""
     if isinstance(error.orig, sqlite3.Error):
         return error.orig.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return error.connection_invalidated
+    # A connection that could not be made has no statement.
+    return error.connection_invalidated or error.statement is None
 
 
 def is_full(error: exc.OperationalError) -> bool:

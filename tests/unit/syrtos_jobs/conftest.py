@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ _CAN = bool(_BINARIES) and os.geteuid() == 0 and shutil.which("runuser") is not 
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[str]:
+def server() -> Iterator[str]:
     """The URL of a database server of our own."""
     binaries = _BINARIES[-1].parent
     folder = Path(tempfile.mkdtemp(prefix="syrtos-postgres-"))
@@ -89,6 +89,14 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture
+def postgres() -> Callable[[], contextlib.AbstractContextManager[str]]:
+    """Starts a database server of the test's own, and ends it."""
+    if not _CAN:
+        pytest.skip(_WHY_NOT)
+    return server
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -100,5 +108,5 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('store') / 'jobs.sqlite'}"
         return
-    with postgres() as found:
+    with server() as found:
         yield found

@@ -6,14 +6,18 @@ import dataclasses
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import exc
 from stored_records import record
 
 from syrtos.errors import ConfigurationError
+from syrtos_jobs import complaints
 from syrtos_jobs.requests import states
 from syrtos_jobs.store.job_store import Record, Store, columns
 
@@ -175,6 +179,19 @@ def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
         Store("nonsense")
     with pytest.raises(ConfigurationError, match="can't be used"):
         Store("sqlite:////nowhere/at/all/jobs.sqlite")
+
+
+def test_a_database_that_is_away_is_asked_again_and_named(
+    postgres: Callable[[], AbstractContextManager[str]],
+) -> None:
+    with postgres() as url:
+        store = Store(url, patience=1.0)
+        assert store.active() == []
+    began = time.monotonic()
+    with pytest.raises(exc.OperationalError) as error:
+        store.active()
+    assert time.monotonic() - began >= 1.0
+    assert "can't be reached" in complaints.hindrance(error.value)
 
 
 _OPENS = "import sys; from syrtos_jobs.store.job_store import Store; Store(sys.argv[1]).active()"
