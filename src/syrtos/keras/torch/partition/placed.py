@@ -103,7 +103,7 @@ class PlacedTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         rule = table.rule_for(func)
-        if rule is not None and (not _has_rounded(args) or table.keeps_elements(func)):
+        if rule is not None and _follows_rules(args, func):
             found = rule(func, args, kwargs or {})
             if found is not NotImplemented:
                 return found
@@ -138,7 +138,16 @@ class PlacedTensor(torch.Tensor):
         self.share.note_write(self.local)
 
     def write(self, whole: torch.Tensor) -> None:
-        """Overwrites the tensor by a whole one."""
+        """Overwrites the tensor by a whole one.
+
+        Raises:
+            NotImplementedError: it has another shape.
+        """
+        if whole.shape != self.shape:
+            raise NotImplementedError(
+                f"The shape of a tensor of the batch, {tuple(self.shape)}, can't be changed in place"
+                f" to {tuple(whole.shape)}. Make a new tensor, e.g. by `reshape` or by slicing."
+            )
         self.rounded_as = None
         if self.placement is WHOLE:
             if whole is not self.local:
@@ -216,15 +225,21 @@ def strides_with(
     return tuple(s // count * size if s > mine else s for s in strides)
 
 
-def _has_rounded(args: Sequence[Any]) -> bool:
-    """Returns whether there are sums among arguments that are rounded once they are added up."""
+def _follows_rules(args: Sequence[Any], func: Any) -> bool:
+    """Returns whether rules hold for the arguments: none is sparse, or a sum that is yet to be rounded.
+
+    Operations that keep elements as they are hold for such a sum too.
+    """
     for one in args:
         if isinstance(one, PlacedTensor):
-            if one.rounded_as is not None:
-                return True
-        elif isinstance(one, list | tuple) and _has_rounded(one):
-            return True
-    return False
+            if one.rounded_as is not None and not table.keeps_elements(func):
+                return False
+        elif isinstance(one, torch.Tensor):
+            if one.layout is not torch.strided:
+                return False
+        elif isinstance(one, list | tuple) and not _follows_rules(one, func):
+            return False
+    return True
 
 
 class _ToWhole(torch.autograd.Function):

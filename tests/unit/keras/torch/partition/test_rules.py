@@ -181,3 +181,29 @@ def test_a_write_that_a_conjugate_should_see_is_refused(name: str) -> None:
 
     refused = [found is None for found in threads.run(2, 7, work)]
     assert refused == [name != "after the conjugate is gone"] * 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_product_with_a_sparse_tensor_made_of_rows_is_computed_whole(size: int) -> None:
+    rows = torch.arange(-10.0, 11.0).reshape(7, 3)
+
+    def computed(x: torch.Tensor) -> list[torch.Tensor]:
+        weights = torch.arange(6.0).reshape(3, 2).requires_grad_()
+        loss = (torch.sparse.mm(x.relu().to_sparse(), weights) + x[:, :2]).square().sum()
+        loss.backward()
+        assert weights.grad is not None
+        return [loss, weights.grad]
+
+    def work(share: BatchShare) -> Any:
+        return [threads.whole(each) for each in computed(threads.spread(rows, share, 0))]
+
+    for found in threads.run(size, 7, work):
+        torch.testing.assert_close(found, computed(rows))
+
+
+def test_another_shape_in_place_is_refused() -> None:
+    def work(share: BatchShare) -> Any:
+        with pytest.raises(NotImplementedError, match=r"can't be changed in place to \(4, 3\)"):
+            threads.spread(torch.ones(7, 3), share, 0).clone().resize_(4, 3)
+
+    threads.run(2, 7, work)
