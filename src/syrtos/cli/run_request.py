@@ -178,35 +178,8 @@ def read_request(run_dir: Path) -> RunRequest:
     """
     try:
         found = read_object(run_dir / REQUEST)
-        policy = RestartPolicy(**found["policy"])
-        program = {
-            **found["program"],
-            "arguments": tuple(found["program"]["arguments"]),
-            "flags": tuple(found["program"]["flags"]),
-        }
-        options = Options(**found["options"])
         _enter(str(found["folder"]), run_dir)  # a number would be a descriptor
-        elastic = Elastic(**found["elastic"]) if found["elastic"] else None
-        resized = found.get("resized")
-        spec = Spec(
-            program=Program(**program),
-            workers=found["workers"] if elastic else resized or found["workers"],
-            hosts=tuple(Host(**host) for host in found.get("moved", found["hosts"])),
-            elastic=dataclasses.replace(elastic, most=resized) if elastic and resized else elastic,
-            ssh=found["ssh"],
-            forward=tuple(found["forward"]),
-            options=options,
-            oversubscribe=found["oversubscribe"] or bool(found.get("oversubscribed")),
-            grace=found["grace"],
-        )
-        request = RunRequest(
-            spec,
-            policy,
-            found["seed"],
-            tuple(found.get("track") or ()),
-            found.get("metrics_port"),
-            found.get("backend"),
-        )
+        request = _request_of(found)
         _check_fields(request)
     except (
         OSError,
@@ -221,28 +194,68 @@ def read_request(run_dir: Path) -> RunRequest:
         ) from error
     except ConfigurationError as error:
         raise ConfigurationError(f"The run in {run_dir} can't be resumed. {error}") from error
-    if spec.program.name == CALL_PROGRAM:
+    _check_resumable(run_dir, request, found)
+    _print_changes(request.spec.program, found)
+    return request
+
+
+def _request_of(found: Mapping[str, Any]) -> RunRequest:
+    """Returns the request that a file's fields describe."""
+    program = {
+        **found["program"],
+        "arguments": tuple(found["program"]["arguments"]),
+        "flags": tuple(found["program"]["flags"]),
+    }
+    elastic = Elastic(**found["elastic"]) if found["elastic"] else None
+    resized = found.get("resized")
+    spec = Spec(
+        program=Program(**program),
+        workers=found["workers"] if elastic else resized or found["workers"],
+        hosts=tuple(Host(**host) for host in found.get("moved", found["hosts"])),
+        elastic=dataclasses.replace(elastic, most=resized) if elastic and resized else elastic,
+        ssh=found["ssh"],
+        forward=tuple(found["forward"]),
+        options=Options(**found["options"]),
+        oversubscribe=found["oversubscribe"] or bool(found.get("oversubscribed")),
+        grace=found["grace"],
+    )
+    return RunRequest(
+        spec,
+        RestartPolicy(**found["policy"]),
+        found["seed"],
+        tuple(found.get("track") or ()),
+        found.get("metrics_port"),
+        found.get("backend"),
+    )
+
+
+def _check_resumable(run_dir: Path, request: RunRequest, found: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError where there is nothing to go on from."""
+    if request.spec.program.name == CALL_PROGRAM:
         raise ConfigurationError(
             f"The run in {run_dir} called a function of a notebook or script, which ended with it:"
             " call the function again."
         )
-    if options.servers or not policy.restarts:
+    if request.spec.options.servers or not request.policy.restarts:
         raise ConfigurationError(
             f"The run in {run_dir} kept no snapshots: runs with parameter servers or with"
             " `--max-restarts 0` don't."
         )
     if (ended := end_of(found)) and ended[0] is End.FINISHED:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
-    if digest_of_script(spec.program.name) != found.get("sha256", ""):
-        print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
+
+
+def _print_changes(program: Program, found: Mapping[str, Any]) -> None:
+    """Prints what has changed of a script, or of its environment, since the run was begun."""
+    if digest_of_script(program.name) != found.get("sha256", ""):
+        print(f"syrtos: {program.name} has changed since the run was begun.", file=sys.stderr)
     kept = found.get("environment") or {}
-    if changed := changed_names(spec.program, settings.environment(), kept):
+    if changed := changed_names(program, settings.environment(), kept):
         print(
             "syrtos: variables of the environment that the script names have changed since the run"
             f" was begun: {', '.join(changed)}.",
             file=sys.stderr,
         )
-    return request
 
 
 def _check_fields(made: object) -> None:

@@ -19,6 +19,8 @@ _GUARD = (
     "`import syrtos`, `syrtos.init()`, and write it `if syrtos.rank() == 0:` (which holds in plain"
     " Python too)"
 )
+_BEFORE = f"prepare data before the run, or {_GUARD}, followed by `syrtos.barrier()`"
+_TO_THE_SAME_PLACE = "this to the same place, and may read what another is still writing"
 # Functions that write what their argument names, by the position of that argument.
 _WRITE = {
     "numpy.save": 0, "numpy.savez": 0, "numpy.savez_compressed": 0, "numpy.savetxt": 0, "joblib.dump": 1, "cv2.imwrite": 0, "imageio.imwrite": 0,
@@ -117,71 +119,35 @@ def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Find
     if name == "open" and isinstance(call.func, ast.Attribute) and not path:
         # the method of a `Path`
         return _check_open(script, call, argument(call, "mode", 0))
-    if path == "h5py.File" and not str(
-        script.constant(argument(call, "mode", 1)) or "r"
-    ).startswith(("w", "a")):
-        return None
     if path in _ONCE and not _ignores_errors(script, call):
         says = f"every worker {_ONCE[path]} this, and all but the first find it done and fail"
         return at(script, call, RULE, Severity.BREAKS, says, f"do it on one worker: {_GUARD}")
-    if (
-        path in _WRITE
-        or name in _METHODS
-        or (path == "logging.basicConfig" and argument(call, "filename"))
-    ):
-        if not call.args and not call.keywords and name in _METHODS:
-            # `to_csv()` without a path returns text, and writes nothing.
-            return None
-        return at(
-            script,
-            call,
-            RULE,
-            Severity.WRONG,
-            "every worker writes this file, at the same time",
-            _GUARD,
-        )
-    if path in _COPY or (name in _UNPACK and not path.startswith("keras")):
-        return at(
-            script,
-            call,
-            RULE,
-            Severity.WRONG,
-            "every worker unpacks or copies this to the same place, and may read what another is"
-            " still writing",
-            f"prepare data before the run, or {_GUARD}, followed by `syrtos.barrier()`",
-        )
-    if path in _SHELLS and call.args and _CHANGES.search(ast.unparse(call.args[0])):
-        return at(
-            script,
-            call,
-            RULE,
-            Severity.WRONG,
-            "every worker runs this command, which changes files",
-            f"prepare data before the run, or {_GUARD}, followed by `syrtos.barrier()`",
-        )
-    if (
-        name == "save"
-        and isinstance(call.func, ast.Attribute)
-        and _is_picture(script, call.func.value)
-    ):
-        return at(
-            script,
-            call,
-            RULE,
-            Severity.WRONG,
-            "every worker writes this file, at the same time",
-            _GUARD,
-        )
     if path in _FOLDER and program.rank_aware and not _may_exist(script, call, path):
-        return at(
-            script,
-            call,
-            RULE,
-            Severity.BREAKS,
-            "every worker makes this folder, and all but the first fail",
-            "add `exist_ok=True` (`os.makedirs(path, exist_ok=True)`)",
-        )
-    return None
+        says = "every worker makes this folder, and all but the first fail"
+        advice = "add `exist_ok=True` (`os.makedirs(path, exist_ok=True)`)"
+        return at(script, call, RULE, Severity.BREAKS, says, advice)
+    if _writes_a_file(script, call, path, name):
+        says, advice = "every worker writes this file, at the same time", _GUARD
+    elif path in _COPY or (name in _UNPACK and not path.startswith("keras")):
+        says, advice = f"every worker unpacks or copies {_TO_THE_SAME_PLACE}", _BEFORE
+    elif path in _SHELLS and call.args and _CHANGES.search(ast.unparse(call.args[0])):
+        says, advice = "every worker runs this command, which changes files", _BEFORE
+    else:
+        return None
+    return at(script, call, RULE, Severity.WRONG, says, advice)
+
+
+def _writes_a_file(script: Script, call: ast.Call, path: str, name: str) -> bool:
+    """Returns whether a call, by its function or by its method's name, writes a file."""
+    if path == "h5py.File":
+        mode = script.constant(argument(call, "mode", 1)) or "r"
+        return str(mode).startswith(("w", "a"))
+    if name == "save" and isinstance(call.func, ast.Attribute):
+        return path in _WRITE or _is_picture(script, call.func.value)
+    if path in _WRITE or (path == "logging.basicConfig" and argument(call, "filename")):
+        return True
+    # `to_csv()` without a path returns text, and writes nothing.
+    return name in _METHODS and bool(call.args or call.keywords)
 
 
 def _is_picture(script: Script, node: ast.expr) -> bool:
