@@ -28,7 +28,7 @@ def add_to(commands: Commands) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        help="files, folders or patterns with *, local or s3://, gs://, http(s)://",
+        help="files, folders or patterns with *, local or s3://, gs://, az://, http(s)://",
     )
     look.add_argument(
         "-n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ _COLOURS = {
     Severity.SLOW: "cyan",
     Severity.NOTE: "dim",
 }
+# Options that change what the doctor says of a script.
+_OWN = ("-n", "--batch", "--scale-lr", "--fix", "--write", "--json")
 
 
 def add_to(commands: Commands) -> None:
@@ -39,7 +42,12 @@ def add_to(commands: Commands) -> None:
             " 4 train.py; syrtos doctor --fix train.py; syrtos doctor --hosts a,b"
         ),
     )
-    parser.add_argument("script", nargs="?", type=Path, metavar="SCRIPT", help="a Python script")
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="a Python script; its arguments may follow, and are not looked at",
+    )
     parser.add_argument(
         "-n",
         type=int,
@@ -95,7 +103,9 @@ def main(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: the script can't be read or parsed, or options don't go together.
     """
-    if chosen.script is None:
+    words = chosen.script[1:] if chosen.script[:1] == ["--"] else chosen.script
+    script = Path(words[0]) if words else None
+    if script is None:
         if chosen.fix or chosen.write:
             raise ConfigurationError(
                 "`--fix` and `--write` need a script: `syrtos doctor --fix train.py`."
@@ -105,20 +115,21 @@ def main(chosen: argparse.Namespace) -> int:
         raise ConfigurationError(
             "`--hosts` checks machines and goes without a script: `syrtos doctor --hosts a,b`."
         )
+    _tell_late_options(words)
     if chosen.workers < 1:
         raise ConfigurationError(f"`-n` must be 1 or more. Received: {chosen.workers}.")
     if chosen.fix or chosen.write:
-        return _convert_script(chosen)
+        return _convert_script(chosen, script)
     from syrtos.doctor import diagnosis, program
 
     found = diagnosis.findings(
-        program.load(chosen.script, chosen.workers, chosen.batch, bool(chosen.scale_lr))
+        program.load(script, chosen.workers, chosen.batch, bool(chosen.scale_lr))
     )
     if chosen.json:
         for finding in found:
             print(json.dumps(finding.facts()))
     else:
-        _print(found, chosen.script, chosen.workers)
+        _print(found, script, chosen.workers)
     return int(any(finding.severity <= Severity.WRONG for finding in found))
 
 
@@ -156,7 +167,18 @@ def _relative_path(path: Path) -> Path:
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
-def _convert_script(chosen: argparse.Namespace) -> int:
+def _tell_late_options(words: Sequence[str]) -> None:
+    """Says that an option of the doctor's after the script counts as the script's."""
+    late = [word for word in words[1:] if word in _OWN]
+    if late:
+        print(
+            f"syrtos: `{late[0]}` after the script is the script's, and is not looked at. For the"
+            f" doctor write it before: `syrtos doctor {late[0]} ... {words[0]}`.",
+            file=sys.stderr,
+        )
+
+
+def _convert_script(chosen: argparse.Namespace, script: Path) -> int:
     """Shows or writes the script in today's Keras.
 
     Raises:
@@ -164,7 +186,7 @@ def _convert_script(chosen: argparse.Namespace) -> int:
             read.
     """
     fix = entry_points.load(entry_points.FIXES, "keras3")
-    return fix(chosen.script, chosen.workers, chosen.write)
+    return fix(script, chosen.workers, chosen.write)
 
 
 def _machine(chosen: argparse.Namespace) -> int:

@@ -85,7 +85,7 @@ def main(_chosen: argparse.Namespace) -> int:
             file.write(text)
     except OSError as error:
         raise ConfigurationError(f"{FILE} can't be written: {error.strerror}.") from error
-    print(f"Wrote {FILE}: `syrtos run train.py` in this folder takes its options from there.")
+    print(f"Wrote {FILE}: `syrtos run SCRIPT.py` in this folder takes its options from there.")
     return 0
 
 

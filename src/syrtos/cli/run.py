@@ -95,7 +95,7 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
         type=int,
         dest="workers",
         metavar="N",
-        help="number of workers (default: one per slot, or 1)",
+        help="number of workers (default: one per slot of `--hosts` or of the allocation, else 1)",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(

@@ -179,10 +179,11 @@ def find(pattern: str, cache: Cache) -> list[File]:
 
     It names one object, all under a prefix with a final ``/``, or all that match a pattern.
     """
-    import obstore
-
     base, path = _split(pattern)
     store = _store(base)
+    # Only now: `_store` says what to install where it is missing.
+    import obstore
+
     exact = not path.endswith("/") and path and not is_pattern(path)
     if exact:
         try:

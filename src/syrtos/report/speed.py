@@ -65,7 +65,7 @@ class Speed:
                 f"not known: {self.run}, of {self.fewer}, was disturbed, as it was more than"
                 f" {self.most:g}× slower. Repeat it with `-n {self.workers}`."
             )
-        return f"{self.times:.2f}× of {self.fewer} (median {self.step * 1e3:,.1f} ms a step in {self.run})"
+        return f"{self.times:.2f}× the speed of {self.fewer} (median {self.step * 1e3:,.1f} ms a step in {self.run})"
 
 
 def write(run_dir: Path, summary: Summary) -> None:
@@ -154,7 +154,7 @@ def sentence(run_dir: Path, summary: Summary) -> str:
     if summary.facts.get("exchange") == "compiled":
         return "not known: XLA computes and exchanges in one program. Run with `-n 1` to measure."
     most = min(summary.pace.alone / summary.pace.step, summary.workers)
-    return f"Estimated: at most {most:.2f}× of one worker. Run with `-n 1` to measure."
+    return f"Estimated: at most {most:.2f}× the speed of one worker. Run with `-n 1` to measure."
 
 
 def _is_known(summary: Summary) -> bool:

@@ -116,6 +116,17 @@ def test_options_of_the_run_are_heeded(script: Path) -> None:
     assert doctor(script, "--batch", "per-worker", "--scale-lr", "linear") == 0
 
 
+def test_arguments_of_the_script_are_not_looked_at(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(script, FIT)
+    assert main(["doctor", "-n", "3", str(path), "--epochs", "3", "--batch", "31"]) == 0
+    found = capsys.readouterr()
+    assert "on 3 workers" in found.out
+    assert "`--batch` after the script is the script's" in found.err
+    assert main(["doctor", "--", str(path)]) == 0
+
+
 @pytest.mark.parametrize(
     "words", [["--fix"], ["--hosts", "a", "train.py"], ["-n", "0", "train.py"]]
 )

@@ -148,7 +148,10 @@ def test_the_short_form_has_ten_lines_and_each_advice_once(
     assert (
         "recommended: one worker was 1.5× as fast (one). Use `-n 1`, or a larger batch." in screen
     )
-    assert " ".join(lines[1].split()) == "speed 0.67× of one worker (median 20.0 ms a step in one)"
+    assert (
+        " ".join(lines[1].split())
+        == "speed 0.67× the speed of one worker (median 20.0 ms a step in one)"
+    )
     assert ("each worker reads and prepares all records" in screen) is full
     assert ("compiled by XLA" in screen) is full
     assert ("█" in screen) is full

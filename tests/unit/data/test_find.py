@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from syrtos.data.cache import Cache
 from syrtos.data.find import find
 from syrtos.data.names import folder_of, is_data, matches
+from syrtos.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -70,3 +72,13 @@ def test_remote_patterns_mean_what_local_ones_do(folder: Path, pattern: str) -> 
 )
 def test_the_folder_of_a_pattern(pattern: str, fixed: str) -> None:
     assert folder_of(pattern) == fixed
+
+
+@pytest.mark.parametrize("url", ["s3://without/train/*.tfrecord", "az://without/x"])
+def test_a_store_without_its_package_says_what_to_install(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("obstore", "obstore.store"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match="pip install obstore"):
+        find([url], Cache(tmp_path))

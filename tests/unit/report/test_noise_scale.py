@@ -206,7 +206,7 @@ def test_a_report_has_one_verdict_on_the_number_of_workers(
 def test_where_workers_pay_the_noise_scale_names_how_many(tmp_path: Path) -> None:
     found = beside_one_worker(tmp_path, 300.0, alone=0.018)
     assert found["recommended"] is None
-    assert found["speed"].startswith("1.80× of one worker")
+    assert found["speed"].startswith("1.80× the speed of one worker")
     assert "workers, if each keeps the 16 samples that it has now" in found["noise_scale"]["text"]
 
 

@@ -55,7 +55,7 @@ def test_one_worker_has_no_speed_against_one(tmp_path: Path) -> None:
 
 def test_without_an_earlier_run_it_is_bounded_by_what_workers_compute(tmp_path: Path) -> None:
     said = speed.sentence(tmp_path / "a", run_of(tmp_path / "a", 2, 0.02, wait=0.01))
-    assert said == "Estimated: at most 1.33× of one worker. Run with `-n 1` to measure."
+    assert said == "Estimated: at most 1.33× the speed of one worker. Run with `-n 1` to measure."
 
 
 def test_where_xla_exchanges_only_a_run_of_one_worker_says_it(tmp_path: Path) -> None:
@@ -63,14 +63,14 @@ def test_where_xla_exchanges_only_a_run_of_one_worker_says_it(tmp_path: Path) ->
     summary.facts["exchange"] = "compiled"
     assert speed.sentence(tmp_path / "a", summary).startswith("not known")
     run_of(tmp_path / "one", 1, 0.02)
-    assert speed.sentence(tmp_path / "a", summary).startswith("1.00× of one worker")
+    assert speed.sentence(tmp_path / "a", summary).startswith("1.00× the speed of one worker")
 
 
 def test_an_earlier_run_of_one_worker_is_what_it_is_measured_by(tmp_path: Path) -> None:
     run_of(tmp_path / "one", 1, 0.02)
     summary = run_of(tmp_path / "two", 2, 0.02, wait=0.02)
     assert speed.sentence(tmp_path / "two", summary) == (
-        "0.50× of one worker (median 20.0 ms a step in one)"
+        "0.50× the speed of one worker (median 20.0 ms a step in one)"
     )
     found = speed.find_measured(tmp_path / "two")
     assert found is not None
@@ -85,7 +85,7 @@ def test_workers_that_gain_more_than_their_number_had_a_disturbed_run_to_compare
     summary = run_of(tmp_path / "two", 2, compute)
     said = speed.sentence(tmp_path / "two", summary)
     if compute == 0.1:
-        assert said == "2.00× of one worker (median 200.0 ms a step in one)"
+        assert said == "2.00× the speed of one worker (median 200.0 ms a step in one)"
     else:
         assert said == (
             "not known: one, of one worker, was disturbed, as it was more than 2× slower."
@@ -97,9 +97,9 @@ def test_an_undisturbed_run_is_compared_with_first(tmp_path: Path) -> None:
     run_of(tmp_path / "one", 1, 0.4)
     run_of(tmp_path / "two", 2, 0.12)
     summary = run_of(tmp_path / "four", 4, 0.09)
-    assert speed.sentence(tmp_path / "four", summary).startswith("1.33× of 2 workers")
+    assert speed.sentence(tmp_path / "four", summary).startswith("1.33× the speed of 2 workers")
     run_of(tmp_path / "again", 1, 0.2)
-    assert speed.sentence(tmp_path / "four", summary).startswith("2.22× of one worker")
+    assert speed.sentence(tmp_path / "four", summary).startswith("2.22× the speed of one worker")
 
 
 def test_an_estimate_is_no_more_than_the_number_of_workers(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_samples_count_where_each_worker_has_a_batch_of_its_own(tmp_path: Path) 
     summary = run_of(tmp_path / "two", 2, 0.25, samples=128.0, request=options)
     assert (
         speed.sentence(tmp_path / "two", summary)
-        == "1.60× of one worker (median 200.0 ms a step in one)"
+        == "1.60× the speed of one worker (median 200.0 ms a step in one)"
     )
 
 
@@ -125,7 +125,7 @@ def test_a_run_of_fewer_workers_will_do(tmp_path: Path) -> None:
     summary = run_of(tmp_path / "four", 4, 0.1)
     assert (
         speed.sentence(tmp_path / "four", summary)
-        == "2.00× of 2 workers (median 200.0 ms a step in two)"
+        == "2.00× the speed of 2 workers (median 200.0 ms a step in two)"
     )
 
 
