@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("tensorflow")]
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "scripts" / "next_keras.py"
 
 
@@ -29,10 +29,18 @@ def nightly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(command: list[Any], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[Any], env: dict[str, str], folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """In a new interpreter: those that tests fork from have imported the installed Keras."""
     return subprocess.run(
-        command, env={**os.environ, **env}, check=False, capture_output=True, text=True, timeout=300
+        command,
+        env={**os.environ, **env},
+        cwd=folder,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -64,6 +72,34 @@ def test_it_trains_on_two_workers_as_in_one_process(
             np.ravel(_flat(values)), np.ravel(_flat(found[name])), strict=True
         ):
             np.testing.assert_allclose(value, one_value, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+OWN_DDP = """
+import keras, numpy as np
+x = np.random.default_rng(0).normal(size=(21, 4)).astype("float32")
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x.sum(1), batch_size={batch}, verbose=0)
+open("not-reached", "w")
+"""
+
+
+@pytest.mark.parametrize(("batch", "code"), [(7, 1), (6, 0)])
+def test_its_own_data_parallelism_is_compared_with_one_process(
+    nightly: Path, tmp_path: Path, batch: int, code: int
+) -> None:
+    pytest.importorskip("torch")
+    path = os.pathsep.join([str(nightly), *filter(None, [os.environ.get("PYTHONPATH")])])
+    script = tmp_path / "train.py"
+    script.write_text(OWN_DDP.format(batch=batch))
+    command = [sys.executable, "-m", "syrtos", "verify", "--of", "keras", "--json", script]
+    done = run(command, {"KERAS_BACKEND": "torch", "PYTHONPATH": path}, tmp_path)
+    assert done.returncode == code, done.stderr
+    found = json.loads(done.stdout)
+    differences = {row["name"]: row["difference"] for row in found["rows"]}
+    assert {"loss", "sequential/dense/kernel"} <= differences.keys()
+    assert (differences["sequential/dense/kernel"] > 0.01) == bool(code)
+    assert not (tmp_path / "not-reached").exists()
 
 
 def _flat(values: Any) -> list[float]:

@@ -67,6 +67,7 @@ ENDS = {
     "arrays": ("SIGKILL:1:5", "exit:0:20"),
     "planned": ("SIGSEGV:0:18",),
     "pipeline": ("SIGABRT:0:17",),
+    "sequence": ("SIGKILL:1:37",),
 }
 OTHERS_END = ("SIGABRT:0:47",)
 
@@ -82,7 +83,9 @@ OTHERS_END = ("SIGABRT:0:47",)
             for data in ("planned", "pipeline", "filtered", "generator")
         ),
         pytest.param("jax", "arrays", marks=pytest.mark.long),
-        ("torch", "arrays"),
+        ("torch", "sequence"),
+        *(pytest.param("torch", data, marks=pytest.mark.long) for data in ("arrays", "planned")),
+        pytest.param("jax", "sequence", marks=pytest.mark.long),
         pytest.param("keras 2", "arrays", marks=pytest.mark.long),
         pytest.param("keras 2", "pipeline", marks=pytest.mark.long),
     ],
@@ -90,7 +93,8 @@ OTHERS_END = ("SIGABRT:0:47",)
 def test_the_result_is_as_if_nothing_had_happened(
     whole: Callable[[str, str], Path], tmp_path: Path, backend: str, data: str
 ) -> None:
-    ends = ENDS.get(data, OTHERS_END) if backend in ("tensorflow", "keras 2") else OTHERS_END
+    is_tensorflow = backend in ("tensorflow", "keras 2")
+    ends = ENDS.get(data, OTHERS_END) if is_tensorflow or data == "sequence" else OTHERS_END
     interrupted = trained(tmp_path / "interrupted", backend, data, *ends)
     assert interrupted.code == 0, interrupted.stderr + interrupted.logs
     assert interrupted.stderr.count("goes on from") == len(ends), interrupted.stderr

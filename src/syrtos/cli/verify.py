@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from syrtos import settings
+from syrtos.cli import keras_ddp
 from syrtos.cli.execution import execute, this_machine
 from syrtos.cli.run_request import RunRequest
 from syrtos.errors import ConfigurationError
@@ -67,6 +68,15 @@ def add_to(commands: Commands) -> None:
         ),
     )
     parser.add_argument(
+        "--of",
+        choices=("syrtos", "keras"),
+        default="syrtos",
+        help=(
+            "what is compared with one process: syrtos, or Keras 3.16's own data parallelism on torch"
+            " (DistributedDataParallel), on the first batch of the first `fit`"
+        ),
+    )
+    parser.add_argument(
         "-m",
         action="store_true",
         dest="module",
@@ -109,9 +119,10 @@ def main(chosen: argparse.Namespace) -> int:
     refuse_one_worker("verify", chosen.workers)
     run_dir = Path(tempfile.mkdtemp(prefix="syrtos-verify-"))
     code = None
+    program = parse(["-m", *chosen.script] if chosen.module else chosen.script)
     try:
         spec = Spec(
-            program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
+            program=program,
             workers=chosen.workers,
             options=Options(
                 run_dir=str(run_dir), verifies=True, verifies_operations=chosen.operations
@@ -120,9 +131,12 @@ def main(chosen: argparse.Namespace) -> int:
         )
         # refused before anything is started
         make_plan(spec, this_machine(spec.hosts), settings.environment())
-        _print_writes(spec.program)
-        code = execute(RunRequest(spec, RestartPolicy(0), 0), run_dir)
-        functions = list(_functions(run_dir))
+        _print_writes(program)
+        if chosen.of == "keras":
+            functions, code = keras_ddp.compare(program, chosen.workers, run_dir), 0
+        else:
+            code = execute(RunRequest(spec, RestartPolicy(0), 0), run_dir)
+            functions = list(_functions(run_dir))
     finally:
         # The error of a script that has failed names the logs.
         if not code:

@@ -83,6 +83,18 @@ def data_kind(iterator: object) -> str:
     return _DATA_KINDS.get(type(adapter).__name__, "")
 
 
+def enqueuer_of(iterator: object) -> Any:
+    """Returns what reads a `PyDataset` ahead by threads; None where nothing does (Keras 3.15.1)."""
+    return getattr(getattr(iterator, "data_adapter", None), "enqueuer", None)
+
+
+def is_reading_ahead(iterator: object) -> bool:
+    """Returns whether the thread that reads a `PyDataset` ahead may still go further."""
+    enqueuer = enqueuer_of(iterator)
+    thread = getattr(enqueuer, "run_thread", None)
+    return thread is not None and thread.is_alive() and not enqueuer.future_queue.full()
+
+
 def keras_of(optimizer: object) -> Any:  # a module: Keras 3 or Keras 2
     """Returns the package of an optimizer's or model's base class: Keras 3, or 2 (`tf_keras`)."""
     legacy = any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__)

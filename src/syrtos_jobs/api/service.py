@@ -202,7 +202,7 @@ class Service:
         if not record.state.final:
             raise ApiError(
                 "ResourceInUse",
-                f"Training job {record.name} is {record.state.status}: stop it first.",
+                f"Training job {record.name} is {record.state.status}: {before_deletion(record.state.status)}.",
             )
         tuning = self.tunings.get(record.request.get("TuningJobArn", "").rpartition("/")[2])
         if tuning and not tuning.final:
@@ -441,6 +441,11 @@ def _mark_stopping(record: Record) -> Record | None:
 
 def _tags(tags: Mapping[str, str]) -> list[Tag]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def before_deletion(status: str) -> str:
+    """Returns what is to come before a job of this status, which has not ended, can be deleted."""
+    return "wait until it has stopped" if status == "Stopping" else "stop it first"
 
 
 def page_of(token: str | None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos_jobs.api import service as training
-from syrtos_jobs.api.service import ApiError, Service, page_of
+from syrtos_jobs.api.service import ApiError, Service, before_deletion, page_of
 from syrtos_jobs.requests.secrecy import redact
 from syrtos_jobs.store.tunings import TrialEntry, TuningRecord, columns
 from syrtos_jobs.tuning import requests, search, space, trial_rows, trials, warm_start
@@ -137,7 +137,8 @@ class Operations:
         record = self._find_record(request)
         if not record.final:
             raise ApiError(
-                "ResourceInUse", f"Tuning job {record.name} is {record.status}: stop it first."
+                "ResourceInUse",
+                f"Tuning job {record.name} is {record.status}: {before_deletion(record.status)}.",
             )
         self._service.tunings.remove(record.name)
         return {}

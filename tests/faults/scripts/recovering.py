@@ -121,6 +121,26 @@ def generator() -> Iterator[Any]:
         yield x[chosen] + rng.normal(0.0, 0.01, (BATCH, 6)).astype("float32"), y[chosen]
 
 
+class Shuffled(keras.utils.PyDataset if not KERAS_2 else object):
+    """Is read ahead by threads, and has another order in each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=2)
+        self.x, self.y = arrays()
+        self.rng = np.random.default_rng(5)
+
+    def __len__(self) -> int:
+        return -(-SAMPLES // BATCH)
+
+    def __getitem__(self, index: int) -> Any:
+        part = slice(index * BATCH, (index + 1) * BATCH)
+        return self.x[part], self.y[part]
+
+    def on_epoch_end(self) -> None:
+        order = self.rng.permutation(SAMPLES)
+        self.x, self.y = self.x[order], self.y[order]
+
+
 def fit(model: Any, epochs: int, callbacks: list[Any]) -> Any:
     x, y = arrays()
     given: dict[str, Any] = {
@@ -133,6 +153,8 @@ def fit(model: Any, epochs: int, callbacks: list[Any]) -> Any:
         return model.fit(x, y, batch_size=BATCH, **given)
     if DATA == "generator":
         return model.fit(generator(), steps_per_epoch=13, **given)
+    if DATA == "sequence":
+        return model.fit(Shuffled(), **given)
     if DATA == "planned":
         import syrtos.data
 
@@ -190,7 +212,7 @@ if KERAS_2:
 model.compile(optimizer, "mse", metrics=["mae"], **several)
 end = End()
 stop = keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True)
-plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5)
+plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=0.02)
 first = fit(model, 3, [end, Dies(), stop, plateau, keras.callbacks.CSVLogger(f"{OUT}/log.csv")])
 between = [*model.evaluate(*arrays(), verbose=0), float(optimizer.loss_scale) if KERAS_2 else 1.0]
 model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mae")

@@ -83,6 +83,8 @@ def protect(everyone: CallbackList, model: Model, training: CountedTraining) -> 
     run = snapshot_store.of_run()
     session = world.current()
     together = world.sharing() is session and not session.options.asynchronous
+    if run is not None and fitting.depth() > 1:
+        run.has_inner = True
     if (
         run is None
         or model is None
@@ -195,6 +197,9 @@ class Protection:
             snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], found.mine)
         if counters is None:
             backend.active().put_back_draws(found.mine)
+        if found.facts["inner"]:
+            self._run.has_inner = True
+            _tell_inner(self._session)
         self._session.ledger.say(trained=found.place.trained)
         self._model.stop_training = found.facts["stop"]
         learning_rate.put_back(self._model.optimizer, found.facts["climb"])
@@ -322,6 +327,7 @@ class Protection:
             "stop": bool(getattr(self._model, "stop_training", False)),
             "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
             "counters": self._training.counters(),
+            "inner": self._run.has_inner,
             "batches": dataclasses.asdict(self._batches or Batches()),
             "logs": {
                 name: float(value)
@@ -344,6 +350,16 @@ class Protection:
         return {
             rank: pieces[rank] for rank in range(place.local_rank, place.size, place.local_size)
         }
+
+
+def _tell_inner(session: Session) -> None:
+    if session.world.rank == 0:
+        print(
+            "syrtos: a callback has called `fit`, and what it has trained is not kept: those models"
+            " are as the script made them, and random numbers that their data has drawn are missing."
+            " The result may differ from that of an undisturbed run.",
+            file=sys.stderr,
+        )
 
 
 def _complain(error: Exception) -> None:

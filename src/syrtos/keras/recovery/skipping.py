@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.comm.world import Session
 from syrtos.errors import SnapshotError
-from syrtos.keras import backend, keras_internals
+from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.recovery.snapshot_store import Progress
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import CallbackList, Logs, Model, TrainingParams
     from syrtos.settings import OtherBatches
+
+# Seconds that a data set's threads may take to read ahead, and between two looks.
+_PATIENCE, _LOOK = 60.0, 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +144,8 @@ class SkippedTraining:
         self._before = self._in_epoch = 0
         self._calls = self._epoch = 0
         self._evaluated = False
+        # Over the data of training: that over validation data is made later.
+        self._iterator = fitting.iterator_in_use()
         self._train, self._test = model.train_function, model.test_function
         model.train_function, model.test_function = self._skip_training, self._skip_test
         everyone.callbacks = [self]
@@ -158,6 +164,8 @@ class SkippedTraining:
         assert self._train is not None
         if self._calls:
             result = self._skip(self._logs, *given)
+            if self._in_epoch + 1 == self._everyone.params.get("steps"):
+                _await_read_ahead(self._iterator)
             backend.active().leave_out_step()
         else:
             clock = self._session.ledger.clock
@@ -177,7 +185,10 @@ class SkippedTraining:
         The first step is computed for what it builds.
         """
         if self._evaluated:
-            return self._skip({}, *given)
+            result = self._skip({}, *given)
+            # Its last batch may be any.
+            _await_read_ahead(fitting.iterator_in_use())
+            return result
         self._evaluated = True
         assert self._test is not None
         return self._test(*given)
@@ -279,3 +290,16 @@ class SkippedTraining:
         self._model.train_function, self._model.test_function = self._train, self._test
         self._everyone.callbacks = self._callbacks
         self._state.put_back(counters)
+
+
+def _await_read_ahead(iterator: object) -> None:
+    """Waits until the threads of a `PyDataset` have read as far ahead as they may.
+
+    Keras keeps what was read ahead at the end of an epoch for the next one. Steps take long enough
+    for the threads to come so far; steps that are left out do not.
+    """
+    until = time.monotonic() + _PATIENCE
+    while keras_internals.is_reading_ahead(iterator) and time.monotonic() < until:
+        time.sleep(_LOOK)
+    if keras_internals.enqueuer_of(iterator) is not None:
+        time.sleep(_LOOK)  # the thread has one batch more in its hands than the queue

@@ -94,6 +94,7 @@ class SnapshotStore:
         self.world, self._comm, self._ledger = session.world, session.comm, session.ledger
         self.number = self.slots.committed_number()
         self.fits = 0
+        self.has_inner = False  # whether a callback has called `fit`
         self.kept = 0  # bytes of the states of `fit`s that have ended
         # There is room where the generation before has written a snapshot.
         self._has_room = self.number > 0

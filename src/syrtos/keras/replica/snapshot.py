@@ -36,6 +36,9 @@ _PLAIN = (bool, int, float, str, type(None))
 # Bytes in the arrays of an attribute of a script's own callback: more may be its data, which the
 # script makes again.
 _LARGEST = 64 << 20
+# Keras reverses it at the first end of an epoch at which `monitor_op` is None, a function, which is
+# not kept (EarlyStopping and ReduceLROnPlateau, seen in 3.15.1).
+_REVERSED = "min_delta"
 # Keras sets these by what is in a CSV file when `fit` begins.
 _LOG_SETS = {"append", "append_header"}
 # Facts about a part of a snapshot, as JSON; `variables`, `callbacks` and `replay` say which there
@@ -254,6 +257,8 @@ def _callback(callback: object, begun_with: Mapping[str, object], arrays: Arrays
     for name, value in vars(callback).items():
         if name in _KERAS_SETS or (is_log and name in _LOG_SETS):
             continue
+        if name == _REVERSED and hasattr(callback, "monitor_op"):
+            continue
         if type(value) in _PLAIN and name in begun_with and begun_with[name] == value:
             continue
         found: Arrays = {}
@@ -290,8 +295,14 @@ def put_back_callbacks(
     for callback, fact in zip(chosen, facts, strict=True):
         for name, value in fact["kept"].items():
             _set(callback, name, decode(value, arrays))
-        if fact["left"] and _is_own(callback):
-            names = ", ".join(fact["left"])
+        names = ", ".join(fact["left"])
+        if names and fact["class"] == "LambdaCallback":
+            print(
+                f"syrtos: what the functions of LambdaCallback ({names}) have changed of the script, as"
+                " lists that they append to, is as the script made it.",
+                file=sys.stderr,
+            )
+        elif names and _is_own(callback):
             print(
                 f"syrtos: attributes of {fact['class']} that hold other objects than numbers, texts"
                 f" and arrays, or over 64 MiB, are as its __init__ left them: {names}",

@@ -198,7 +198,8 @@ def _build_from_spec(original: Method) -> Method:
     def maybe_symbolic_build(
         self: _TrainedModel, iterator: _EpochIterator | None = None, data_batch: object = None
     ) -> None:
-        if strategy.is_chosen() and iterator is not None:
+        is_chosen = strategy.is_chosen()
+        if is_chosen and iterator is not None:
             _draw_an_order(iterator)
         steps = [
             (self.train_step, "train_step"),
@@ -206,13 +207,15 @@ def _build_from_spec(original: Method) -> Method:
             (_predict_step_of(self), "predict_step"),
         ]
         session = world.current()
-        options = session.options
         # Before the first step: to keep them, or to give them to servers.
-        needs_weights = options.sync_every or options.servers
-        if not needs_weights and not all(_is_stock(step, name) for step, name in steps):
-            # A step of the script's own may call other layers than `call` does, or with other data.
-            # As in one process its first step builds the model; a symbolic build that fails half
-            # way would lock layers that have no variables yet.
+        needs_weights = session.options.sync_every or session.options.servers
+        # In one process the first step builds the model, but in the scope of a strategy. Initializers
+        # may draw from TensorFlow's own generator, whose numbers in a step are others than before.
+        # A step of the script's own may call other layers than `call` does: a symbolic build that
+        # fails half way would lock layers that have no variables yet.
+        if not needs_weights and not (
+            is_chosen and all(_is_stock(step, name) for step, name in steps)
+        ):
             return
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
         batch = spec_of_share(batch, session.input_comm)

@@ -66,3 +66,25 @@ def test_a_log_of_a_fit_that_has_ended_stays_whole(tmp_path: Path, kind: Any) ->
     again = began(kind, path, facts)
     again.on_train_end()
     assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0"]
+
+
+def test_a_difference_that_keras_reverses_is_reversed_once() -> None:
+    """`EarlyStopping` takes a loss to be less by `min_delta`; it reverses that at its first epoch's end."""
+
+    def made() -> Any:
+        stop = keras.callbacks.EarlyStopping("loss", min_delta=0.5, mode="min", patience=2)
+        stop.set_model(keras.Sequential())
+        stop.on_train_begin()
+        return stop
+
+    one, again = made(), made()
+    begun = snapshot.plain_attributes(one)
+    arrays: Any = {}
+    one.on_epoch_end(0, {"loss": 3.0})
+    facts = snapshot.callbacks([one], [begun], arrays)
+    snapshot.put_back_callbacks([again], facts, arrays)
+    for stop in (one, again):
+        stop.on_epoch_end(1, {"loss": 2.9})
+        stop.on_epoch_end(2, {"loss": 2.8})
+    assert (again.min_delta, again.wait, again.best) == (one.min_delta, one.wait, one.best)
+    assert again.model.stop_training

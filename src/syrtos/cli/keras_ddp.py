@@ -1,0 +1,74 @@
+"""`syrtos verify --of keras`: a script under Keras's own data parallelism, compared with one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos import settings
+from syrtos.errors import LaunchError
+from syrtos.launch.program import Program
+
+_PROGRAM = "syrtos.keras.torch.keras_ddp"
+_COMPARED = "compared.json"
+_LINES = 5  # of a failed process
+_LOOK = 0.1  # seconds
+
+
+def compare(program: Program, workers: int, folder: Path) -> list[Mapping[str, Any]]:
+    """Runs the first batch of a script in one process and on workers, and returns what was compared.
+
+    The list is empty where the script calls no `fit`.
+
+    Raises:
+        LaunchError: a process failed; the message has its last lines.
+    """
+    for size in (1, workers):
+        _run(program, size, folder)
+    path = folder / _COMPARED
+    if not path.exists():
+        return []
+    return [json.loads(path.read_text()) | {"whole": "", "gathered": "", "operations": 0}]
+
+
+def _run(program: Program, size: int, folder: Path) -> None:
+    env = {**settings.environment(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    logs = [folder / f"{size}-processes-rank-{rank}.log" for rank in range(size)]
+    with contextlib.ExitStack() as ending:
+        started = []
+        for rank, log in enumerate(logs):
+            command = [sys.executable, *program.flags, "-m", _PROGRAM, str(folder), str(rank)]
+            file = ending.enter_context(log.open("wb"))
+            started.append(
+                subprocess.Popen(
+                    [*command, str(size), *program.words],
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                )
+            )
+            ending.callback(started[-1].kill)
+        failed = next(_failed(started), None)
+    if failed is not None:
+        lines = logs[failed].read_text(errors="replace").strip().splitlines()[-_LINES:]
+        said = "\n".join(lines).removeprefix("syrtos: ")
+        raise LaunchError(said or f"process {failed} of {size} ended without a word.")
+
+
+def _failed(started: list[subprocess.Popen[bytes]]) -> Iterator[int]:
+    """Yields the rank of each process that fails, as soon as it does, until all have ended."""
+    left = dict(enumerate(started))
+    while left:
+        for rank, process in list(left.items()):
+            if process.poll() is not None:
+                del left[rank]
+                if process.returncode:
+                    yield rank
+        time.sleep(_LOOK)
