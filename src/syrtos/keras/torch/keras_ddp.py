@@ -1,4 +1,4 @@
-"""One process of a script that trains with Keras's own data parallelism, for `syrtos verify --of keras`.
+"""The program of a process that trains by Keras's own data parallelism, for `syrtos verify --of keras`.
 
 Keras 3.16 wraps a model in torch's `DistributedDataParallel` where `torch.distributed` has begun.
 Run as ``python -m syrtos.keras.torch.keras_ddp FOLDER RANK SIZE WORDS``: WORDS are those of
@@ -15,20 +15,25 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import keras
 import numpy as np
 import torch
 from packaging.version import Version
+from safetensors.numpy import load_file, save_file
 
+from syrtos.comm.arrays import Array
 from syrtos.errors import ConfigurationError
 from syrtos.keras.split.comparison import Row, bound_of, compare_values, precision_of
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model
+
 # What the one process leaves for the others, and what these leave for the command.
-KEPT, COMPARED = "one-process.npz", "compared.json"
+KEPT, COMPARED = "one-process.safetensors", "compared.json"
 
 
 class FirstBatch(keras.callbacks.Callback):
@@ -37,7 +42,7 @@ class FirstBatch(keras.callbacks.Callback):
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         super().__init__()
         self._folder, self._rank, self._size = folder, rank, size
-        self._before: dict[str, np.ndarray[Any, Any]] = {}
+        self._before: dict[str, Array] = {}
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         if self._size == 1:
@@ -47,7 +52,7 @@ class FirstBatch(keras.callbacks.Callback):
         found = self._weights()
         found |= {f"log {name}": np.asarray(value) for name, value in (logs or {}).items()}
         if self._size == 1:
-            np.savez(self._folder / KEPT, **found, **self._before)
+            save_file(found | self._before, self._folder / KEPT)
         elif self._rank == 0:
             self._compare(found)
         if self._size > 1:
@@ -55,11 +60,12 @@ class FirstBatch(keras.callbacks.Callback):
         # The rest of the script is of no interest, and may write files.
         os._exit(0)
 
-    def _weights(self) -> dict[str, np.ndarray[Any, Any]]:
-        return {v.path: keras.ops.convert_to_numpy(v) for v in self.model.variables}
+    def _weights(self) -> dict[str, Array]:
+        variables: Sequence[Any] = cast("Model", self.model).variables
+        return {v.path: np.asarray(keras.ops.convert_to_numpy(v)) for v in variables}
 
-    def _compare(self, found: dict[str, np.ndarray[Any, Any]]) -> None:
-        one = np.load(self._folder / KEPT)
+    def _compare(self, found: dict[str, Array]) -> None:
+        one, model = load_file(self._folder / KEPT), cast("Model", self.model)
         rows: list[Row] = []
         for name, value in found.items():
             is_log = name.startswith("log ")
@@ -67,26 +73,28 @@ class FirstBatch(keras.callbacks.Callback):
             kind = "log" if is_log else "variable"
             rows.append(compare_values(kind, name.removeprefix("log "), one[name], value, before))
         line = {
-            "model": self.model.name,
+            "model": model.name,
             "step": "train_step",
-            "bound": bound_of(precision_of(self.model)),
+            "bound": bound_of(precision_of(model)),
             "rows": [dataclasses.asdict(row) for row in rows],
         }
         (self._folder / COMPARED).write_text(json.dumps(line))
 
 
-def _rows_of(tree: Any, rank: int, size: int) -> Any:
+def _rows_of(tree: object, rank: int, size: int) -> object:
     """Returns a rank's rows of a batch, as even a part as can be."""
     return keras.tree.map_structure(
         lambda leaf: torch.tensor_split(leaf, size)[rank] if torch.is_tensor(leaf) else leaf, tree
     )
 
 
-def _fitting(original: Callable[..., Any], folder: Path, rank: int, size: int) -> Any:
+def _wrap_fit(
+    original: Callable[..., object], folder: Path, rank: int, size: int
+) -> Callable[..., object]:
     """Wraps `fit`: each rank takes its rows of a batch, and the process ends after the first."""
 
     @functools.wraps(original)
-    def fit(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    def fit(self: keras.Model, *args: object, **kwargs: object) -> object:
         given = inspect.signature(original).bind(self, *args, **kwargs)
         given.arguments["callbacks"] = [FirstBatch(folder, rank, size)]
         step = self.train_step
@@ -115,8 +123,7 @@ def main(folder: str, rank: str, size: str, *words: str) -> None:
         )
     # Where the script sets none, the two runs must begin alike.
     keras.utils.set_random_seed(0)
-    fit: Any = _fitting(keras.Model.fit, Path(folder), int(rank), int(size))
-    keras.Model.fit = fit
+    keras.Model.fit = _wrap_fit(keras.Model.fit, Path(folder), int(rank), int(size))
     is_module = words[0] == "-m"
     sys.argv = list(words[is_module:])
     if is_module:
