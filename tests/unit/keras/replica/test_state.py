@@ -97,6 +97,17 @@ def test_a_checksum_sees_every_bit(values: list[int], data: st.DataObject) -> No
     assert checksum(np.array(values, np.uint8)) == checksum(np.array(values, np.uint8))
 
 
+@pytest.mark.parametrize("bits", [0xFFC00000, 0x7FFFFFFF, 0x7FC00001])
+def test_all_forms_of_nan_have_one_checksum(bits: int) -> None:
+    def with_nan(form: int) -> Any:
+        value = np.arange(5, dtype=np.float32)
+        value[3] = np.array(form, np.uint32).view(np.float32)
+        return value
+
+    assert checksum(with_nan(bits)) == checksum(with_nan(0x7FC00000))
+    assert checksum(with_nan(bits)) != checksum(np.arange(5, dtype=np.float32))
+
+
 def checksum(value: Any) -> int:
     return state.checksum(variable(value))
 
