@@ -60,5 +60,11 @@ model = Mixed([keras.layers.Dense(8, activation="tanh"), Noise(), keras.layers.D
 x = np.random.default_rng(0).normal(size=(33, 5)).astype("float32")
 model.compile(keras.optimizers.Adam(1e-2))
 history = model.fit(x, x.sum(1, keepdims=True), batch_size=8, epochs=4, verbose=0)
-weights = [float(np.abs(weight).sum()) for weight in model.get_weights()]
-print("numbers", json.dumps([*history.history["error"], *weights]))
+numbers = history.history["error"] + [float(np.abs(w).sum()) for w in model.get_weights()]
+
+# Its first step makes the weights, and draws them from TensorFlow's own generator.
+model = keras.Sequential([keras.layers.Dense(4, kernel_initializer=tf.random.normal)])
+model.compile("sgd", "mse")
+numbers += model.fit(x, x[:, :4], batch_size=8, epochs=2, verbose=0).history["loss"]
+numbers += [float(np.abs(w).sum()) for w in model.get_weights()]
+print("numbers", json.dumps(numbers))
