@@ -102,5 +102,17 @@ def test_its_own_data_parallelism_is_compared_with_one_process(
     assert not (tmp_path / "not-reached").exists()
 
 
+def test_a_script_without_fit_runs_once(nightly: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = os.pathsep.join([str(nightly), *filter(None, [os.environ.get("PYTHONPATH")])])
+    script = tmp_path / "train.py"
+    script.write_text("open('runs', 'a').write('once ')")
+    command = [sys.executable, "-m", "syrtos", "verify", "--of", "keras", script]
+    done = run(command, {"KERAS_BACKEND": "torch", "PYTHONPATH": path}, tmp_path)
+    assert done.returncode == 1
+    assert "called no `fit`" in done.stderr
+    assert (tmp_path / "runs").read_text() == "once "
+
+
 def _flat(values: Any) -> list[float]:
     return [v for each in values for v in _flat(each)] if isinstance(values, list) else [values]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ _COLOURS = {
     Severity.NOTE: "dim",
 }
 # Options that change what the doctor says of a script.
-_OWN = ("-n", "--batch", "--scale-lr", "--fix", "--write", "--json")
+_OWN = re.compile(r"(-n|--(batch|scale-lr|fix|write|json|hosts|ssh))(=.*|(?<=-n)\d+)?")
 
 
 def add_to(commands: Commands) -> None:
@@ -169,7 +170,7 @@ def _relative_path(path: Path) -> Path:
 
 def _tell_late_options(words: Sequence[str]) -> None:
     """Says that an option of the doctor's after the script counts as the script's."""
-    late = [word for word in words[1:] if word in _OWN]
+    late = [found[1] for word in words[1:] if (found := _OWN.fullmatch(word))]
     if late:
         print(
             f"syrtos: `{late[0]}` after the script is the script's, and is not looked at. For the"

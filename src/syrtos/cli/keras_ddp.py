@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +15,12 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.errors import LaunchError
+from syrtos.interrupts import raise_end_signals
+from syrtos.launch.processes import signalling
 from syrtos.launch.program import Program
 
 _PROGRAM = "syrtos.keras.torch.keras_ddp"
-_COMPARED = "compared.json"
+_KEPT, _COMPARED = "one-process.safetensors", "compared.json"
 _LINES = 5  # of a failed process
 _LOOK = 0.1  # seconds
 
@@ -24,24 +28,26 @@ _LOOK = 0.1  # seconds
 def compare(program: Program, workers: int, folder: Path) -> list[Mapping[str, Any]]:
     """Runs the first batch of a script in one process and on workers, and returns what was compared.
 
-    The list is empty where the script calls no `fit`.
+    The list is empty where the script calls no `fit`: it has run whole then, in one process.
 
     Raises:
-        LaunchError: a process failed; the message has its last lines.
+        LaunchError: a process failed; the message has its last lines, and names its log.
+        KeyboardInterrupt: this process was asked to end, by any signal.
     """
-    for size in (1, workers):
-        _run(program, size, folder)
-    path = folder / _COMPARED
-    if not path.exists():
+    raise_end_signals()
+    _run(program, 1, folder)
+    if not (folder / _KEPT).exists():
         return []
-    return [json.loads(path.read_text()) | {"whole": "", "gathered": "", "operations": 0}]
+    _run(program, workers, folder)
+    found = json.loads((folder / _COMPARED).read_text())
+    return [found | {"whole": "", "gathered": "", "operations": 0}]
 
 
 def _run(program: Program, size: int, folder: Path) -> None:
     env = {**settings.environment(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     logs = [folder / f"{size}-processes-rank-{rank}.log" for rank in range(size)]
     with contextlib.ExitStack() as ending:
-        started = []
+        started: list[subprocess.Popen[bytes]] = []
         for rank, log in enumerate(logs):
             command = [sys.executable, *program.flags, "-m", _PROGRAM, str(folder), str(rank)]
             file = ending.enter_context(log.open("wb"))
@@ -52,14 +58,23 @@ def _run(program: Program, size: int, folder: Path) -> None:
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
+                    start_new_session=True,
+                    preexec_fn=signalling.death_with_parent(),
                 )
             )
-            ending.callback(started[-1].kill)
+            ending.callback(_end, started[-1])
         failed = next(_failed(started), None)
     if failed is not None:
         lines = logs[failed].read_text(errors="replace").strip().splitlines()[-_LINES:]
         said = "\n".join(lines).removeprefix("syrtos: ")
-        raise LaunchError(said or f"process {failed} of {size} ended without a word.")
+        raise LaunchError(f"{said}\nIts output is in {logs[failed]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and those that it has started, and waits for it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> Iterator[int]:

@@ -186,7 +186,7 @@ def _rows(summary: Summary, against_one: str, full: bool) -> Iterator[tuple[str,
     if summary.skew and summary.skew[1] > 0.1:
         yield (
             "slowest",
-            f"rank {summary.skew[0]}: the others wait for it, about {summary.skew[1]:.0%} of their time",
+            f"rank {summary.skew[0]}: it waits {summary.skew[1]:.0%} of the time less than the mean",
         )
 
 

@@ -133,7 +133,9 @@ def main(chosen: argparse.Namespace) -> int:
         make_plan(spec, this_machine(spec.hosts), settings.environment())
         _print_writes(program)
         if chosen.of == "keras":
-            functions, code = keras_ddp.compare(program, chosen.workers, run_dir), 0
+            code = 1
+            functions = keras_ddp.compare(program, chosen.workers, run_dir)
+            code = 0
         else:
             code = execute(RunRequest(spec, RestartPolicy(0), 0), run_dir)
             functions = list(_functions(run_dir))
@@ -144,6 +146,8 @@ def main(chosen: argparse.Namespace) -> int:
     if chosen.json:
         for function in functions:
             print(json.dumps(function))
+    elif chosen.of == "keras" and not functions:
+        print("syrtos: the script called no `fit`: nothing was compared.", file=sys.stderr)
     elif functions or not code:
         _print(functions, chosen.workers, is_whole=not code)
         if chosen.operations and not any(function.get("operations") for function in functions):

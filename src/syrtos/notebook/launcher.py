@@ -224,7 +224,9 @@ def run(
             start_new_session=True,
             preexec_fn=signalling.death_with_parent(),
         )
-    showing = showing_progress(run_dir, workers, screen.terminal)
+    # Of several calls, each in a thread, none knows what the others print.
+    is_alone = threading.current_thread() is threading.main_thread()
+    showing = showing_progress(run_dir, workers, screen.terminal if is_alone else {})
     with process, _interrupts(process, came), showing:
         try:
             screen.follow(process)

@@ -63,6 +63,8 @@ class Screen:
         self._held = ""
         self._said = ""
         self._out, self._err = ShownStream("stdout"), ShownStream("stderr")
+        if self._out.descriptor() == self._err.descriptor() >= 0:  # as by `redirect_stdout`
+            self._out = self._err
         streams = {stream.descriptor(): stream for stream in (self._out, self._err)}
         self.terminal = {number: stream for number, stream in streams.items() if number >= 0}
 

@@ -80,10 +80,10 @@ def run(
     command = _command(workers, min_workers, options)
     asked = _request_of(workers, gpus_per_worker, values or {})
     with _reserve_places(asked, _pack(function, args)) as places:
-        return _run_on(places, command, options["run_dir"])
+        return _run_on(places, command, Path(str(options["run_dir"])), workers)
 
 
-def _run_on(places: WorkerPlaces, command: Sequence[str], run_dir: object) -> object:
+def _run_on(places: WorkerPlaces, command: Sequence[str], run_dir: Path, workers: int) -> object:
     """Runs the launcher's command with workers on the places, and returns rank 0's result."""
     with (
         tempfile.TemporaryDirectory(prefix="syrtos-ray-") as folder,
@@ -94,8 +94,8 @@ def _run_on(places: WorkerPlaces, command: Sequence[str], run_dir: object) -> ob
         }
         # this process's own: workers have what Ray gives them
         env.pop("CUDA_VISIBLE_DEVICES", None)
-        with reporting(places, str(Path(str(run_dir)).resolve())):
-            launcher.run(command, env, subprocess.DEVNULL)
+        with reporting(places, str(run_dir.resolve())):
+            launcher.run(command, env, subprocess.DEVNULL, run_dir, workers)
         with launcher.memory() as result:
             result.write(places.result())
             result.flush()

@@ -127,8 +127,12 @@ def may_pass(error: exc.OperationalError) -> bool:
     """Returns whether an error is one of a database that another process holds, or that is away."""
     if isinstance(error.orig, sqlite3.Error):
         return error.orig.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    # A connection that could not be made has no statement.
-    return error.connection_invalidated or error.statement is None
+    # A connection that could not be made has no statement; a server that refuses it says why by a
+    # code of SQL: it begins (57P03), or has no connection left (53300).
+    code = getattr(error.orig, "sqlstate", None)
+    return error.connection_invalidated or (
+        error.statement is None and code in (None, "57P03", "53300")
+    )
 
 
 def is_full(error: exc.OperationalError) -> bool:

@@ -125,6 +125,12 @@ def test_arguments_of_the_script_are_not_looked_at(
     assert "on 3 workers" in found.out
     assert "`--batch` after the script is the script's" in found.err
     assert main(["doctor", "--", str(path)]) == 0
+    for word in ("--batch=31", "-n4", "--hosts", "--write"):
+        assert main(["doctor", str(path), word, "--fix"]) == 0
+        assert (
+            f"`{word.rstrip('=4').partition('=')[0]}` after the script" in capsys.readouterr().err
+        )
+    assert [*path.parent.glob("*.before")] == []
 
 
 @pytest.mark.parametrize(

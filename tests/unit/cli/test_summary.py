@@ -58,7 +58,7 @@ def test_a_run_adds_up_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert lines[3].startswith("steps") and "1,500 (median" in lines[3]  # noqa: PT018
     assert lines[3].rstrip().endswith(", 16 samples/s")
     assert any(line.startswith("spent on") and "waiting 50%" in line for line in lines)
-    assert any(line.startswith("slowest") and "rank 1: the others wait" in line for line in lines)
+    assert any(line.startswith("slowest") and "rank 1: it waits" in line for line in lines)
     assert lines[-1] == f"run directory: {tmp_path}"
 
 

@@ -197,7 +197,7 @@ class Protection:
             snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], found.mine)
         if counters is None:
             backend.active().put_back_draws(found.mine)
-        if found.facts["inner"]:
+        if found.facts.get("inner") and not self._run.has_inner:
             self._run.has_inner = True
             _tell_inner(self._session)
         self._session.ledger.say(trained=found.place.trained)
@@ -355,9 +355,9 @@ class Protection:
 def _tell_inner(session: Session) -> None:
     if session.world.rank == 0:
         print(
-            "syrtos: a callback has called `fit`, and what it has trained is not kept: those models"
-            " are as the script made them, and random numbers that their data has drawn are missing."
-            " The result may differ from that of an undisturbed run.",
+            "syrtos: a callback has called `fit`. The models that callbacks have trained are as the"
+            " script made them, and random numbers that their data drew are missing: the result may"
+            " differ from that of an undisturbed run.",
             file=sys.stderr,
         )
 

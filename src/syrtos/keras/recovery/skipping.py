@@ -143,7 +143,7 @@ class SkippedTraining:
         # steps before the epoch, and in it
         self._before = self._in_epoch = 0
         self._calls = self._epoch = 0
-        self._evaluated = False
+        self._evaluated, self._test_calls = False, 0
         # Over the data of training: that over validation data is made later.
         self._iterator = fitting.iterator_in_use()
         self._train, self._test = model.train_function, model.test_function
@@ -164,7 +164,8 @@ class SkippedTraining:
         assert self._train is not None
         if self._calls:
             result = self._skip(self._logs, *given)
-            if self._in_epoch + 1 == self._everyone.params.get("steps"):
+            steps = self._in_epoch + keras_internals.steps_in_call(self._model)
+            if steps >= (self._everyone.params.get("steps") or 0):
                 _await_read_ahead(self._iterator)
             backend.active().leave_out_step()
         else:
@@ -186,10 +187,13 @@ class SkippedTraining:
         """
         if self._evaluated:
             result = self._skip({}, *given)
-            # Its last batch may be any.
-            _await_read_ahead(fitting.iterator_in_use())
+            self._test_calls += 1
+            iterator = fitting.iterator_in_use()
+            steps = self._test_calls * keras_internals.steps_in_call(self._model)
+            if steps >= (keras_internals.length_of(iterator) or 0):
+                _await_read_ahead(iterator)
             return result
-        self._evaluated = True
+        self._evaluated, self._test_calls = True, 1
         assert self._test is not None
         return self._test(*given)
 
@@ -206,6 +210,7 @@ class SkippedTraining:
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Makes the function that evaluates, and puts `_skip_test` in its place again."""
+        self._test_calls = 0
         # Keras has left out to make the function, for there was one. Later it can't be made: with
         # JAX a step takes the variables' values away.
         self._model.test_function = self._test
@@ -301,5 +306,11 @@ def _await_read_ahead(iterator: object) -> None:
     until = time.monotonic() + _PATIENCE
     while keras_internals.is_reading_ahead(iterator) and time.monotonic() < until:
         time.sleep(_LOOK)
+    if time.monotonic() >= until:
+        print(
+            f"syrtos: the threads of a PyDataset did not read ahead within {_PATIENCE:.0f} s: the next"
+            " epoch may have batches in another order than in an undisturbed run.",
+            file=sys.stderr,
+        )
     if keras_internals.enqueuer_of(iterator) is not None:
         time.sleep(_LOOK)  # the thread has one batch more in its hands than the queue

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard, cast
 
 import numpy as np
 
@@ -257,8 +257,10 @@ def _callback(callback: object, begun_with: Mapping[str, object], arrays: Arrays
     for name, value in vars(callback).items():
         if name in _KERAS_SETS or (is_log and name in _LOG_SETS):
             continue
-        if name == _REVERSED and hasattr(callback, "monitor_op"):
-            continue
+        if name == _REVERSED and hasattr(callback, "monitor_op") and type(value) in (int, float):
+            value = abs(value)
+            if abs(cast("float", begun_with.get(name, value))) == value:
+                continue
         if type(value) in _PLAIN and name in begun_with and begun_with[name] == value:
             continue
         found: Arrays = {}

@@ -209,8 +209,9 @@ def _build_from_spec(original: Method) -> Method:
         session = world.current()
         # Before the first step: to keep them, or to give them to servers.
         needs_weights = session.options.sync_every or session.options.servers
-        # In one process the first step builds the model, but in the scope of a strategy. Initializers
-        # may draw from TensorFlow's own generator, whose numbers in a step are others than before.
+        # In one process the first step builds the model, except in the scope of a strategy. Where an
+        # initializer draws from TensorFlow's own generator, it draws other numbers while a step is
+        # traced than before.
         # A step of the script's own may call other layers than `call` does: a symbolic build that
         # fails half way would lock layers that have no variables yet.
         if not needs_weights and not (

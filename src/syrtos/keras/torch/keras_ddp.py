@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import keras
 import numpy as np
-import torch
 from packaging.version import Version
 from safetensors.numpy import load_file, save_file
 
@@ -56,6 +55,8 @@ class FirstBatch(keras.callbacks.Callback):
         elif self._rank == 0:
             self._compare(found)
         if self._size > 1:
+            import torch
+
             torch.distributed.barrier()
         # The rest of the script is of no interest, and may write files.
         os._exit(0)
@@ -83,6 +84,8 @@ class FirstBatch(keras.callbacks.Callback):
 
 def _rows_of(tree: object, rank: int, size: int) -> object:
     """Returns a rank's rows of a batch, as even a part as can be."""
+    import torch
+
     return keras.tree.map_structure(
         lambda leaf: torch.tensor_split(leaf, size)[rank] if torch.is_tensor(leaf) else leaf, tree
     )
@@ -105,6 +108,13 @@ def _wrap_fit(
     return fit
 
 
+def _refuse_second_group(*_: object, **__: object) -> NoReturn:
+    raise ConfigurationError(
+        "`syrtos verify --of keras` starts `torch.distributed` itself. Take"
+        " `init_process_group` out of the script for it."
+    )
+
+
 def main(folder: str, rank: str, size: str, *words: str) -> None:
     """Runs the script.
 
@@ -117,10 +127,14 @@ def main(folder: str, rank: str, size: str, *words: str) -> None:
             f" have no data parallelism of their own there. Received: Keras {keras.__version__} on"
             f" {keras.backend.backend()}."
         )
+    # Only now: where another backend was chosen it may be missing.
+    import torch
+
     if int(size) > 1:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{folder}/meeting", rank=int(rank), world_size=int(size)
         )
+    torch.distributed.init_process_group = _refuse_second_group
     # Where the script sets none, the two runs must begin alike.
     keras.utils.set_random_seed(0)
     keras.Model.fit = _wrap_fit(keras.Model.fit, Path(folder), int(rank), int(size))

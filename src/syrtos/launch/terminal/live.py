@@ -32,7 +32,7 @@ class LiveLine:
     """Shows a line on the terminal of standard error until something else is printed.
 
     A context manager; without a terminal it does nothing. The line is drawn where the cursor stands
-    at the beginning of a line, and erased before anything else is written by this process.
+    at the beginning of a line, and erased before its outputs write anything else.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ def test_a_difference_that_keras_reverses_is_reversed_once() -> None:
     """`EarlyStopping` takes a loss to be less by `min_delta`; it reverses that at its first epoch's end."""
 
     def made() -> Any:
-        stop = keras.callbacks.EarlyStopping("loss", min_delta=0.5, mode="min", patience=2)
+        stop = keras.callbacks.EarlyStopping("loss", min_delta=1, mode="min", patience=2)
         stop.set_model(keras.Sequential())
         stop.on_train_begin()
         return stop
