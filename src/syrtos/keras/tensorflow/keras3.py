@@ -21,6 +21,7 @@ from syrtos.comm.communicator import Array
 from syrtos.keras import fitting, keras_internals, patches, patching, updates
 from syrtos.keras.datasets.streams import stream_of
 from syrtos.keras.features import asynchronous, registry
+from syrtos.keras.keras_origin import is_of_keras
 from syrtos.keras.patching import Method, Patch, by_all
 from syrtos.keras.split import share_patches
 from syrtos.keras.split.verdicts import is_split
@@ -209,13 +210,13 @@ def _build_from_spec(original: Method) -> Method:
         session = world.current()
         # Before the first step: to keep them, or to give them to servers.
         needs_weights = session.options.sync_every or session.options.servers
-        # In one process the first step builds the model, except in the scope of a strategy. Where an
-        # initializer draws from TensorFlow's own generator, it draws other numbers while a step is
-        # traced than before.
+        # In one process the first step builds the model, except in the scope of a strategy.
+        # Initializers of Keras draw the same numbers before it; others may not.
+        draws_alike = is_chosen or not _has_other_initializers(self)
         # A step of the script's own may call other layers than `call` does: a symbolic build that
         # fails half way would lock layers that have no variables yet.
         if not needs_weights and not (
-            is_chosen and all(_is_stock(step, name) for step, name in steps)
+            draws_alike and all(_is_stock(step, name) for step, name in steps)
         ):
             return
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
@@ -233,6 +234,22 @@ def _build_from_spec(original: Method) -> Method:
                 record_of(self, _NewMetrics).values = [(v, v.numpy()) for v in made]
 
     return maybe_symbolic_build
+
+
+def _has_other_initializers(model: Model) -> bool:
+    """Returns whether a layer has an initializer that is none of Keras's.
+
+    It may draw from TensorFlow's own generator, whose numbers depend on the graph that they are drawn
+    in.
+    """
+    given = (
+        value
+        for layer in keras_internals.layers_of(model)
+        for name, value in vars(layer).items()
+        if name.endswith("initializer") and value is not None
+    )
+    # A function and a class have a name, and an initializer of a class has not.
+    return not all(is_of_keras(v if hasattr(v, "__name__") else type(v)) for v in given)
 
 
 @dataclasses.dataclass
