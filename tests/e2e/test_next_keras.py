@@ -29,6 +29,10 @@ def nightly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def path_with(nightly: Path) -> str:
+    return os.pathsep.join([str(nightly), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def run(
     command: list[Any], env: dict[str, str], folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -57,8 +61,7 @@ def test_it_trains_on_two_workers_as_in_one_process(
     nightly: Path, tmp_path: Path, backend: str
 ) -> None:
     pytest.importorskip(backend)
-    path = os.pathsep.join([str(nightly), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {"KERAS_BACKEND": backend, "PYTHONPATH": path}
+    env = {"KERAS_BACKEND": backend, "PYTHONPATH": path_with(nightly)}
     one, many = tmp_path / "one", tmp_path / "many"
     one.mkdir()
     many.mkdir()
@@ -89,11 +92,10 @@ def test_its_own_data_parallelism_is_compared_with_one_process(
     nightly: Path, tmp_path: Path, batch: int, code: int
 ) -> None:
     pytest.importorskip("torch")
-    path = os.pathsep.join([str(nightly), *filter(None, [os.environ.get("PYTHONPATH")])])
     script = tmp_path / "train.py"
     script.write_text(OWN_DDP.format(batch=batch))
     command = [sys.executable, "-m", "syrtos", "verify", "--of", "keras", "--json", script]
-    done = run(command, {"KERAS_BACKEND": "torch", "PYTHONPATH": path}, tmp_path)
+    done = run(command, {"KERAS_BACKEND": "torch", "PYTHONPATH": path_with(nightly)}, tmp_path)
     assert done.returncode == code, done.stderr
     found = json.loads(done.stdout)
     differences = {row["name"]: row["difference"] for row in found["rows"]}
@@ -104,11 +106,10 @@ def test_its_own_data_parallelism_is_compared_with_one_process(
 
 def test_a_script_without_fit_runs_once(nightly: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    path = os.pathsep.join([str(nightly), *filter(None, [os.environ.get("PYTHONPATH")])])
     script = tmp_path / "train.py"
     script.write_text("open('runs', 'a').write('once ')")
     command = [sys.executable, "-m", "syrtos", "verify", "--of", "keras", script]
-    done = run(command, {"KERAS_BACKEND": "torch", "PYTHONPATH": path}, tmp_path)
+    done = run(command, {"KERAS_BACKEND": "torch", "PYTHONPATH": path_with(nightly)}, tmp_path)
     assert done.returncode == 1
     assert "called no `fit`" in done.stderr
     assert (tmp_path / "runs").read_text() == "once "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def _run(program: Program, size: int, folder: Path) -> None:
                 )
             )
             ending.callback(_end, started[-1])
-        failed = next(_failed(started), None)
+        failed = _await_failure(started)
     if failed is not None:
         lines = logs[failed].read_text(errors="replace").strip().splitlines()[-_LINES:]
         said = "\n".join(lines).removeprefix("syrtos: ")
@@ -72,18 +71,18 @@ def _run(program: Program, size: int, folder: Path) -> None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends a process and those that it has started, and waits for it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    signalling.to_group(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _failed(started: list[subprocess.Popen[bytes]]) -> Iterator[int]:
-    """Yields the rank of each process that fails, as soon as it does, until all have ended."""
+def _await_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
+    """Waits until a process fails, and returns its rank; None where all end well."""
     left = dict(enumerate(started))
     while left:
         for rank, process in list(left.items()):
             if process.poll() is not None:
                 del left[rank]
                 if process.returncode:
-                    yield rank
+                    return rank
         time.sleep(_LOOK)
+    return None

@@ -200,7 +200,9 @@ def checksum(variable: FrameworkVariable, limit: int | None = None) -> int:
     """
     if not is_cut(variable) and not backend.active().has_value(variable):
         return 0
-    value = memory_of(variable)
+    value = memory_of(variable).reshape(-1)
+    if limit is not None:
+        value = value[: -(-limit // value.itemsize)]
     # Processors and libraries make NaN with other bits of its sign and payload.
     if value.dtype.kind in "fc" and (is_nan := np.isnan(value)).any():
         value = np.where(is_nan, value.dtype.type(np.nan), value)

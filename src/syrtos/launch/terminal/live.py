@@ -19,7 +19,7 @@ _ERASE = b"\r\x1b[2K"
 
 
 class Output(Protocol):
-    """What this process writes by: it says so before each write.
+    """An output of this process, which announces each write.
 
     Attributes:
         before_write: gets the data of a write; None: nobody wants it.

@@ -280,7 +280,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda a, w: torch.func.vmap(lambda row: row @ w)(a), N, (6, 2)
     ),
     "batch_norm_of_vectors": _of(
-        lambda a: T.batch_norm(a + 30.0, None, None, training=True), ("n", 6)
+        lambda a: T.batch_norm(a.double() + 1e7, None, None, training=True), ("n", 6)
     ),
     "batch_norm_with_statistics": _of(_with_statistics, IMAGE, (3,)),
     "batch_norm_of_moving_statistics": _of(
