@@ -255,7 +255,7 @@ def main() -> int:
     worse = [name for name, value in figures.items() if value > asked["limits"][name] + 1e-9]
     for name, value in figures.items():
         limit = f"(at most {asked['limits'][name]:g})"
-        print(f"{value:8.2f}  {limit:<14}{name}" + "  <- worse" * (name in worse))
+        print(f"{value:9.3f}  {limit:<14}{name}" + "  <- worse" * (name in worse))
     return int(bool(worse or over))
 
 

@@ -137,7 +137,7 @@ def _values(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-# -- SyncReplicasOptimizer: every update is made of all workers' gradients anyway ---------------------------
+# -- SyncReplicasOptimizer: every update is made of all workers' gradients anyway ------------------
 
 
 def _applying_at_once(_original: object) -> Callable[..., object]:

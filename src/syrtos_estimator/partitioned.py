@@ -240,7 +240,7 @@ class PartitionedGraph:
             for op, depends in self._depends.items()
         )
 
-    # -- what is fetched -----------------------------------------------------------------------------
+    # -- what is fetched ---------------------------------------------------------------------------
 
     def _graph_element(self, one: Element) -> Element:
         """Returns the tensor or operation that a session would fetch."""
@@ -267,7 +267,7 @@ class PartitionedGraph:
     def _is_leaf(self, tensor: tf.Tensor) -> bool:
         return tensor.ref() in self._references
 
-    # -- emission --------------------------------------------------------------------------------------
+    # -- emission ----------------------------------------------------------------------------------
 
     def _emit_all(self, elements: Sequence[Element]) -> bool:
         """Emits what elements need; returns False where that can't be done."""

@@ -101,7 +101,7 @@ class PerWorker(RanksAndSizes):
 
     WORDS = ("horovod", "smdistributed")
 
-    # -- calls ------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Replaces calls of Horovod and SMDDP, and multiplies the sizes of batches."""
@@ -297,7 +297,7 @@ class PerWorker(RanksAndSizes):
         """Replaces a name of the number of workers by 1 where it divides data."""
         return cst.Integer("1") if original_node in self._shards else updated_node
 
-    # -- statements -------------------------------------------------------------------------------------------
+    # -- statements --------------------------------------------------------------------------------
 
     def leave_Expr(
         self, original_node: cst.Expr, updated_node: cst.Expr
@@ -379,7 +379,7 @@ class PerWorker(RanksAndSizes):
             else updated_node
         )
 
-    # -- conditions about ranks -------------------------------------------------------------------------------
+    # -- conditions about ranks --------------------------------------------------------------------
 
     def _value_on_rank_0(self, test: cst.BaseExpression) -> bool | None:
         """Returns the value of a condition about ranks on rank 0; None for other conditions."""

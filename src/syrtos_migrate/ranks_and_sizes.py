@@ -33,7 +33,7 @@ class RanksAndSizes(Conversion):
         self._grows = False
         self._speaks = False  # Horovod or SMDDP
 
-    # -- what stands where ------------------------------------------------------------------------------------
+    # -- what stands where -------------------------------------------------------------------------
 
     def visit_Module(self, node: cst.Module) -> None:
         """Notes the names that hold ranks and sizes, and the sizes that divide data."""

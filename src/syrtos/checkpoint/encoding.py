@@ -97,7 +97,7 @@ def _is_of_numbers(dtype: np.dtype[np.generic]) -> bool:
         return False
 
 
-# -- Python values ---------------------------------------------------------------------------------------
+# -- Python values ---------------------------------------------------------------------------------
 
 
 def encode(value: object, arrays: Arrays, first: int = 0) -> object:

@@ -224,7 +224,7 @@ def _reach(
         return launch(_NOWHERE if found.is_for_all else None)
 
 
-# -- runs that were submitted --------------------------------------------------------------------------------
+# -- runs that were submitted ----------------------------------------------------------------------
 
 
 def _submit(engine: Engine, wanted: EngineRequest, detach: bool) -> int:

@@ -182,7 +182,7 @@ def _memory_of(kind: Kind, variable: Any, array: Array) -> ErrorMemory:
     return memories[kind]
 
 
-# -- codecs ----------------------------------------------------------------------------------------------
+# -- codecs ----------------------------------------------------------------------------------------
 
 
 class Codec(abc.ABC):
@@ -318,7 +318,7 @@ def _weighted_sums(
     return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
 
-# -- the choice ------------------------------------------------------------------------------------------
+# -- the choice ------------------------------------------------------------------------------------
 
 
 _CODECS: dict[str, Callable[[str], Codec]] = {

@@ -205,7 +205,7 @@ def next_generation(run_dir: str, name: str) -> int:
     return max(found)
 
 
-# -- checking ------------------------------------------------------------------------------------------
+# -- checking --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -243,7 +243,7 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         """
         return contextlib.nullcontext()
 
-    # -- where each worker computes its share ------------------------------------------------------------
+    # -- where each worker computes its share ------------------------------------------------------
 
     def current_step(self) -> Step[TensorT] | None:
         """Returns the step that this thread is in if other workers share it; else None."""

@@ -104,7 +104,7 @@ def _share(situation: Situation, seconds: float) -> str:
     return f"{seconds / situation.training:.0%} of training"
 
 
-# -- rules ------------------------------------------------------------------------------------------------
+# -- rules -----------------------------------------------------------------------------------------
 
 
 _OWN_RECORDS = (

@@ -65,7 +65,7 @@ class KubernetesNamespace:
         self._core: Any = client.CoreV1Api(api)
         self._custom: Any = client.CustomObjectsApi(api)
 
-    # -- objects -------------------------------------------------------------------------------------------
+    # -- objects -----------------------------------------------------------------------------------
 
     def create(self, made: Object) -> Object:
         """Creates an object, and returns it as the server has it.
@@ -130,7 +130,7 @@ class KubernetesNamespace:
                 _request_timeout=_SECONDS,
             )
 
-    # -- what has become of them -----------------------------------------------------------------------------
+    # -- what has become of them -------------------------------------------------------------------
 
     def look(self, kind: Kind, name: str) -> RunObjects:
         """Returns what the server tells of a run.

@@ -121,7 +121,7 @@ def _status(thing: Object) -> Object:
     return thing.get("status") or {}
 
 
-# -- runs that wait ------------------------------------------------------------------------------------------
+# -- runs that wait --------------------------------------------------------------------------------
 
 
 def _describe_suspension(seen: RunObjects, condition: Object) -> str:
@@ -234,7 +234,7 @@ def describe_refusal(message: str) -> str:
     return f"the cluster refuses: {_sentence(message)}"
 
 
-# -- runs that have failed -----------------------------------------------------------------------------------
+# -- runs that have failed -------------------------------------------------------------------------
 
 
 def _state_of_failure(seen: RunObjects, condition: Object) -> RunState:

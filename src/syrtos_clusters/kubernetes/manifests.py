@@ -106,7 +106,7 @@ def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-# -- what pods need --------------------------------------------------------------------------------------
+# -- what pods need --------------------------------------------------------------------------------
 
 
 def _metadata(request: KubernetesRun) -> Object:
@@ -158,7 +158,7 @@ def _service(request: KubernetesRun) -> Object:
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(request), "spec": spec}
 
 
-# -- what owns pods --------------------------------------------------------------------------------------
+# -- what owns pods --------------------------------------------------------------------------------
 
 
 def _job_spec(request: KubernetesRun, pod: Object) -> Object:

@@ -324,7 +324,7 @@ def _workdir(script: tuple[str, str] | None, mounts: tuple[Mount, ...]) -> str:
     return mounts[0].path if mounts else SCRATCH
 
 
-# -- the script ----------------------------------------------------------------------------------------------
+# -- the script ------------------------------------------------------------------------------------
 
 
 def _program(wanted: EngineRequest, where: str) -> tuple[tuple[str, str] | None, tuple[str, ...]]:

@@ -137,7 +137,7 @@ def _reserve_places(asked: RayRequest, packed: bytes) -> contextlib.closing[Work
     return contextlib.closing(WorkerPlaces(asked, parcel=packed))
 
 
-# -- metrics ------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ class WorkerPlaces:
             self.close()
             raise
 
-    # -- getting them --------------------------------------------------------------------------------
+    # -- getting them ------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         if ray.is_initialized():
@@ -165,7 +165,7 @@ class WorkerPlaces:
         if self._is_over():
             raise LaunchError("The run was stopped while it waited for Ray.")
 
-    # -- using them ----------------------------------------------------------------------------------
+    # -- using them --------------------------------------------------------------------------------
 
     def hosts(self) -> tuple[Host, ...]:
         """Returns the nodes on which places are at the moment, and how many on each."""

@@ -149,7 +149,7 @@ def _warm_start_text(service: Service, name: str) -> str:
     )
 
 
-# -- while it goes on ------------------------------------------------------------------------------------
+# -- while it goes on ------------------------------------------------------------------------------
 
 
 def _watch(service: Service, name: str) -> TuningRecord:
@@ -271,7 +271,7 @@ def _plain(text: str) -> str:
         return text.strip('"')
 
 
-# -- afterwards ------------------------------------------------------------------------------------------
+# -- afterwards ------------------------------------------------------------------------------------
 
 
 def _show_results(service: Service, asked: SearchFile) -> None:

@@ -387,7 +387,7 @@ def _channel(channel: ChannelFacts, mode: str) -> InputChannel:
     )
 
 
-# -- SDK v2: everything is in hyperparameters --------------------------------------------------------------
+# -- SDK v2: everything is in hyperparameters ------------------------------------------------------
 
 
 def _program_v2(hyperparameters: Mapping[str, str]) -> JobProgram | None:
@@ -447,7 +447,7 @@ def _exported_variables(options: object) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-# -- SDK v3: two JSON files in a channel -------------------------------------------------------------------
+# -- SDK v3: two JSON files in a channel -----------------------------------------------------------
 
 
 def _program_v3(request: TrainingRequest, drivers: Drivers) -> JobProgram | None:

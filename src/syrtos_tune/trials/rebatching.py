@@ -119,7 +119,7 @@ def _rows(tree: ModuleType, batch: object) -> int:
     )
 
 
-# -- arrays --------------------------------------------------------------------------------------------
+# -- arrays ----------------------------------------------------------------------------------------
 
 
 def _of_arrays(
@@ -175,7 +175,7 @@ def _repeat_rows(leaf: Any, rows: int, of: int) -> Any:
     return np.concatenate([array] * math.ceil(rows / len(array)))[:rows]
 
 
-# -- data that has its own batches -----------------------------------------------------------------------
+# -- data that has its own batches -----------------------------------------------------------------
 
 
 def _of_pipeline(tree: ModuleType, x: tf.data.Dataset[Any], size: Size) -> Rebatched:

@@ -330,7 +330,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     )
 
 
-# -- helpers, also of the other modules --------------------------------------------------------------
+# -- helpers, also of the other modules ------------------------------------------------------------
 
 
 def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:

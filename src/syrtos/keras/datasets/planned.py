@@ -188,7 +188,7 @@ class Stream:
                 return
             yield chunk
 
-    # -- training -----------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def begin(
         self, position: Position | None, number: int | None, endless: bool, session: Session

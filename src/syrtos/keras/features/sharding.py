@@ -261,7 +261,7 @@ def updating() -> Iterator[None]:
         process.in_update = before
 
 
-# -- an optimizer's variables ------------------------------------------------------------------------------
+# -- an optimizer's variables ----------------------------------------------------------------------
 
 
 class _Cut:

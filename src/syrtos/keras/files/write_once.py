@@ -67,7 +67,7 @@ class _Calls(threading.local):
 _calls = _Calls()
 
 
-# -- wrappers of functions that write, or read ------------------------------------------------------------
+# -- wrappers of functions that write, or read -----------------------------------------------------
 
 
 def writing(argument: str, complete: bool = True) -> Wrapper[P, R]:
@@ -258,7 +258,7 @@ def as_saved_model(export: Callable[..., object]) -> Callable[[_Save[P]], _Save[
     return wrapper
 
 
-# -- once for all workers ----------------------------------------------------------------------------------
+# -- once for all workers --------------------------------------------------------------------------
 
 
 def once(name: str, work: Callable[[], R], fetched: bool = False) -> R | None:
@@ -375,7 +375,7 @@ def _meetings(session: world.Session) -> int:
     return session.comm.meetings
 
 
-# -- waiting before reading -------------------------------------------------------------------------------
+# -- waiting before reading ------------------------------------------------------------------------
 
 
 def await_complete(path: str) -> None:

@@ -99,7 +99,7 @@ def _check_options(session: world.Session) -> None:
         )
 
 
-# -- trainer -------------------------------------------------------------------------------------------
+# -- trainer ---------------------------------------------------------------------------------------
 
 
 def _batches(original: Method) -> Method:
@@ -170,7 +170,7 @@ def _meeting_steps(original: Method) -> Method:
     return make_function
 
 
-# -- distribution and variables --------------------------------------------------------------------------
+# -- distribution and variables --------------------------------------------------------------------
 
 
 def _putting_tensor(original: Method) -> Method:

@@ -55,7 +55,7 @@ CallbackFacts = TypedDict(
 )
 
 
-# -- variables -------------------------------------------------------------------------------------------
+# -- variables -------------------------------------------------------------------------------------
 
 
 def variables_of(model: Model) -> tuple[list[Variable], list[Variable]]:
@@ -231,7 +231,7 @@ def _assign(variable: Variable, value: Array) -> None:
     backend.active().write(variable, as_dtype(value, dtype).reshape(tuple(variable.shape)))
 
 
-# -- callbacks -------------------------------------------------------------------------------------------
+# -- callbacks -------------------------------------------------------------------------------------
 
 
 def callbacks(

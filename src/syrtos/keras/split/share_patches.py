@@ -67,7 +67,7 @@ class _LossScaleOptimizer(Protocol):
     inner_optimizer: Optimizer
 
 
-# -- optimizers: reduce, then clip, then check ---------------------------------------------------------
+# -- optimizers: reduce, then clip, then check -----------------------------------------------------
 
 
 def _reduce_then_clip(
@@ -155,7 +155,7 @@ def _apply_mask(
     return apply_mask
 
 
-# -- random draws ---------------------------------------------------------------------------------------
+# -- random draws ----------------------------------------------------------------------------------
 
 
 def _seed_by_rank(
@@ -173,7 +173,7 @@ def _seed_by_rank(
     return next_seed
 
 
-# -- what is replaced, and why -------------------------------------------------------------------------
+# -- what is replaced, and why ---------------------------------------------------------------------
 
 _OPTIMIZER = "keras:Optimizer"
 SCALING = "keras.optimizers:LossScaleOptimizer"

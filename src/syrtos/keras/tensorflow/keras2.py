@@ -75,7 +75,7 @@ def apply_all() -> None:
     install([*LOSSES, *MODEL, *FILES])
 
 
-# -- losses ----------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def _reduce_weighted_loss(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
@@ -116,7 +116,7 @@ def _apply_valid_mask(original: Method) -> Method:
     return apply_valid_mask
 
 
-# -- optimizers ------------------------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------
 
 
 def _aggregate(original: Method) -> Method:
@@ -143,7 +143,7 @@ def _aggregate(original: Method) -> Method:
     return aggregate
 
 
-# -- trainer ---------------------------------------------------------------------------------------------
+# -- trainer ---------------------------------------------------------------------------------------
 
 
 def _make_function(step_name: str, original: Method) -> Method:
@@ -213,7 +213,7 @@ def _refuse_sessions(_original: Method) -> Method:
     return compile
 
 
-# -- what is replaced, and why -----------------------------------------------------------------------------
+# -- what is replaced, and why ---------------------------------------------------------------------
 
 _UTILS = "tf_keras.src.utils.losses_utils"
 _METRIC = "tf_keras.src.metrics.base_metric"

@@ -100,7 +100,7 @@ def apply_all() -> None:
     patching.install(registry.patches({"sharding": sharded_update.PATCHES}))
 
 
-# -- optimizers: reduce, then clip, then check ------------------------------------------------------
+# -- optimizers: reduce, then clip, then check -----------------------------------------------------
 
 
 def _begin_equal_then_accumulate(original: Method) -> Method:
@@ -136,7 +136,7 @@ def _common_apply(
     self._common_apply(grads, trainable_variables=trainable_variables)
 
 
-# -- trainer -----------------------------------------------------------------------------------------
+# -- trainer ---------------------------------------------------------------------------------------
 
 
 def _make_function(original: Method) -> Method:
@@ -305,7 +305,7 @@ def _on_batch(original: Method) -> Method:
     return on_batch
 
 
-# -- variables ---------------------------------------------------------------------------------------------
+# -- variables -------------------------------------------------------------------------------------
 
 
 def _noting_keras(original: Method) -> Method:
@@ -317,7 +317,7 @@ def _noting_keras(original: Method) -> Method:
     return initialize
 
 
-# -- what is replaced, and why -----------------------------------------------------------------------------
+# -- what is replaced, and why ---------------------------------------------------------------------
 
 _TRAINER = "keras:Model"
 _LOSS = "keras.src.losses.loss"

@@ -116,7 +116,7 @@ def _refusing_scope(
     return scope
 
 
-# -- losses -------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def only_in_strategy_run(original: Callable[[Loss], Loss]) -> Callable[[Loss], Loss]:
@@ -130,7 +130,7 @@ def only_in_strategy_run(original: Callable[[Loss], Loss]) -> Callable[[Loss], L
     return scale
 
 
-# -- models ---------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
 def agreeing(original: Callable[..., R]) -> Callable[..., R]:

@@ -126,7 +126,7 @@ class TensorFlowStep(Watcher):
         total = self.total("samples", self.samples)
         return tf.where(self.active, self.samples / tf.maximum(total, 1.0), 1.0)
 
-    # -- before the exchange of gradients, for steps of graphs -----------------------------------------
+    # -- before the exchange of gradients, for steps of graphs -------------------------------------
 
     def before_exchange(self, gradients: list[Gradient | None]) -> list[Gradient | None]:
         """Returns the gradients whose mean by samples is to be taken."""

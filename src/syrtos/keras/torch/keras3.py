@@ -101,7 +101,7 @@ def apply_all() -> None:
     patching.replace(torch, "inference_mode", gradients.without_inference_mode)
 
 
-# -- optimizers ------------------------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------
 
 
 def _begin_equal_then_accumulate(original: Method) -> Method:
@@ -129,7 +129,7 @@ def _time_update(original: Method) -> Method:
     return backend_update_step
 
 
-# -- trainer ---------------------------------------------------------------------------------------------
+# -- trainer ---------------------------------------------------------------------------------------
 
 
 def _batches(original: Method) -> Method:
@@ -300,7 +300,7 @@ def _results_of_workers(original: Method) -> Method:
     return get_metrics_result
 
 
-# -- variables -------------------------------------------------------------------------------------------
+# -- variables -------------------------------------------------------------------------------------
 
 
 def _noting_assign(original: Method) -> Method:

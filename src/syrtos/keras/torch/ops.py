@@ -26,7 +26,7 @@ class _ExchangeContext(Protocol):
     exchange_gradient: Callable[..., torch.Tensor]
 
 
-# -- memory -----------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def array_of(tensor: torch.Tensor) -> Array:
@@ -51,7 +51,7 @@ def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array).to(like.device)
 
 
-# -- ops of the native API: shapes and semantics as in `syrtos.api` -------------------------------------
+# -- ops of the native API: shapes and semantics as in `syrtos.api` --------------------------------
 
 
 class _Exchange(torch.autograd.Function):
@@ -132,7 +132,7 @@ def alltoall(
     return tensor_of(received, value), torch.tensor(counts, dtype=torch.int32)
 
 
-# -- gradients of one step ------------------------------------------------------------------------------
+# -- gradients of one step -------------------------------------------------------------------------
 
 
 def weighted_mean(

@@ -74,7 +74,7 @@ def _span(kind: Kind) -> contextlib.AbstractContextManager[None]:
     return world.current().ledger.span(kind) if world.is_initialized() else contextlib.nullcontext()
 
 
-# -- loops of the script's own -----------------------------------------------------------------------
+# -- loops of the script's own ---------------------------------------------------------------------
 
 
 class _Call:
@@ -192,7 +192,7 @@ def as_computing(original: Callable[P, R]) -> Callable[P, R]:
     return method
 
 
-# -- data of a step --------------------------------------------------------------------------------------
+# -- data of a step --------------------------------------------------------------------------------
 
 
 class StepClock:

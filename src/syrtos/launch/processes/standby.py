@@ -170,7 +170,7 @@ class Standby:
         while not (self.is_settled() or over()):
             time.sleep(_LOOK)
 
-    # -- while one runs ------------------------------------------------------------------------------
+    # -- while one runs ----------------------------------------------------------------------------
 
     def prepare(self, imports: Imports, env: Mapping[str, str]) -> None:
         """Starts a zygote for the next generation where there is none, or it has died.
@@ -202,7 +202,7 @@ class Standby:
         except OSError as error:
             output.say(f"each worker imports its frameworks by itself: {error}")
 
-    # -- a generation --------------------------------------------------------------------------------
+    # -- a generation ------------------------------------------------------------------------------
 
     def start(
         self,

@@ -155,7 +155,7 @@ def _read(path: Path) -> bytes:
     raise ConfigurationError(f"{path} is empty: remove it, or set {settings.SECRET_VARIABLE}.")
 
 
-# -- the first task ------------------------------------------------------------------------------------
+# -- the first task --------------------------------------------------------------------------------
 
 
 class Meeting:
@@ -304,7 +304,7 @@ class Meeting:
         self._listener.close()
 
 
-# -- the other tasks -----------------------------------------------------------------------------------
+# -- the other tasks -------------------------------------------------------------------------------
 
 
 def attend(cluster: Cluster, patience: float) -> int:

@@ -195,7 +195,7 @@ class RemoteOptimizer:
                 at += flat.nbytes
         return values
 
-    # -- its beginning and its memory ----------------------------------------------------------------
+    # -- its beginning and its memory --------------------------------------------------------------
 
     def begin(self) -> None:
         """Replaces the servers' weights and optimizer state by worker 0's; takes their weights."""
