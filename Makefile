@@ -48,6 +48,7 @@ test: $(READY)
 OF_jobs = tests/unit/syrtos_jobs tests/conformance $(wildcard tests/faults/test_jobs*.py tests/faults/test_tunings.py tests/faults/test_service*.py) $(addprefix tests/e2e/test_,submit.py scraped_jobs.py search_page.py tune_search.py ray_jobs.py page.py)
 OF_clusters = tests/unit/syrtos_clusters $(addprefix tests/e2e/test_,pods.py ray.py ray_jobs.py)
 OF_estimator = tests/parity/test_dialects.py tests/unit/test_dialects.py tests/e2e/test_dialect_scripts.py -k estimator
+OF_keras2 = tests/parity/test_parity_keras_2.py tests/e2e/test_dialect_scripts.py -k keras
 OF_tune = tests/unit/syrtos_tune tests/e2e/test_tune_trials.py
 OF_migrate = tests/unit/syrtos_migrate tests/e2e/test_doctor_fix.py
 OF_core = $(addprefix tests/,conformance contract e2e faults packages parity unit) $(foreach package,jobs clusters tune migrate,$(patsubst %,--ignore %,$(OF_$(package))))

@@ -13,6 +13,7 @@ ROOMS = {
     "syrtos_clusters": "Kubernetes, Ray",
     "syrtos_estimator": "tf.estimator",
     "syrtos_jobs": "SageMaker-shaped jobs",
+    "syrtos_keras2": "tf_keras",
     "syrtos_migrate": "scripts to Keras 3",
     "syrtos_tune": "batch size, rate",
     "__main__": "python -m syrtos",

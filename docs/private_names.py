@@ -32,8 +32,9 @@ def replaced_here() -> list[tuple[str, str]]:
     from syrtos.keras.patching import Patch
 
     backend = os.environ["KERAS_BACKEND"]
-    for name in ("features", "files", "split", "trainer", backend):
-        package = importlib.import_module(f"syrtos.keras.{name}")
+    rooms = [f"syrtos.keras.{name}" for name in ("features", "files", "split", "trainer", backend)]
+    for name in [*rooms, *["syrtos_keras2"] * (backend == "tensorflow")]:
+        package = importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     importlib.import_module("syrtos.keras.patches")

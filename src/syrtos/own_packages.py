@@ -9,6 +9,7 @@ PACKAGES = (
     "syrtos_clusters",
     "syrtos_estimator",
     "syrtos_jobs",
+    "syrtos_keras2",
     "syrtos_migrate",
     "syrtos_tune",
 )

@@ -115,10 +115,18 @@ def _configured_backend() -> str | None:
 def legacy() -> None:
     """Makes plain Keras 2 scripts (`tf_keras`) distributed."""
     world.init()
-    importlib.import_module("syrtos.keras.tensorflow.keras2").apply_all()
+    _patches_of_keras2().apply_all()
     registry.refuse_steps("with Keras 2")
     _install_trial("tf_keras.src.engine.training:Model")
     _make_default()
+
+
+def _keras2_alone() -> bool:
+    return sys.modules.get("tf_keras") is not None and "keras" not in sys.modules
+
+
+def _patches_of_keras2() -> Any:
+    return entry_points.load(entry_points.KERAS_VERSIONS, "tf_keras")
 
 
 def for_strategy() -> None:
@@ -129,8 +137,10 @@ def for_strategy() -> None:
     check_tensorflow("a strategy of tf.distribute")
     from syrtos.keras.tensorflow import gradients
 
-    name = "keras2" if "tf_keras" in sys.modules and "keras" not in sys.modules else "keras3"
-    importlib.import_module(f"syrtos.keras.tensorflow.{name}").apply_all()
+    if _keras2_alone():
+        _patches_of_keras2().apply_all()
+    else:
+        importlib.import_module("syrtos.keras.tensorflow.keras3").apply_all()
     gradients.reduce_all_optimizers()
 
 
@@ -146,8 +156,8 @@ def optimizers_only() -> None:
 
     The script says itself which of them do.
     """
-    if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:
-        importlib.import_module("syrtos.keras.tensorflow.keras2").apply_to_optimizers()
+    if _keras2_alone():
+        _patches_of_keras2().apply_to_optimizers()
     elif _backend_in_use() not in ("tensorflow", "torch"):
         check_tensorflow("an optimizer that exchanges")
     else:

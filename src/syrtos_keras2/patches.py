@@ -20,15 +20,7 @@ from syrtos.keras.features import asynchronous, finite
 from syrtos.keras.files import file_patches
 from syrtos.keras.patching import Method, Patch, by_all, install
 from syrtos.keras.split import shares
-from syrtos.keras.tensorflow import (
-    gradients,
-    keras2_callbacks,
-    keras2_data,
-    keras2_on_servers,
-    models,
-    script_gradients,
-    strategy,
-)
+from syrtos.keras.tensorflow import gradients, models, script_gradients, strategy
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import current_step
 from syrtos.keras.tensorflow.split_function import (
@@ -36,6 +28,7 @@ from syrtos.keras.tensorflow.split_function import (
     functions_of,
     partitions,
 )
+from syrtos_keras2 import callbacks, data, on_servers
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, P, R, Variable
@@ -255,9 +248,7 @@ OPTIMIZERS = [
     Patch(
         _LEGACY,
         "apply_gradients",
-        by_all(
-            script_gradients.applied_by_a_replica, keras2_on_servers.not_on_servers, shares.updating
-        ),
+        by_all(script_gradients.applied_by_a_replica, on_servers.not_on_servers, shares.updating),
         "The original refuses loops of a script's own, in which the default strategy is in force;"
         f" parameter servers can't apply it. {_EQUAL}",
     ),
@@ -272,20 +263,20 @@ OPTIMIZERS = [
     Patch(
         _SCALING,
         "_is_all_finite",
-        keras2_on_servers.is_all_finite_everywhere,
+        on_servers.is_all_finite_everywhere,
         "One that finds its gradients infinite skips an update that the others give gradients for.",
     ),
     Patch(
         f"{_OPTIMIZER}:_BaseOptimizer",
         "_build_index_dict",
-        keras2_on_servers.noting_variables,
+        on_servers.noting_variables,
         "It keeps the numbers of the optimizer's variables, not them, which parameter servers"
         " need.",
     ),
     Patch(
         f"{_OPTIMIZER}:_BaseOptimizer",
         "apply_gradients",
-        by_all(keras2_on_servers.on_servers, shares.updating),
+        by_all(on_servers.on_servers, shares.updating),
         "Gradients are complete here, reduced or not, and variables known: parameter servers make"
         f" the update. {_EQUAL}",
     ),
@@ -306,13 +297,13 @@ MODEL = [
     Patch(
         f"{_HANDLER}:DataHandler",
         "__init__",
-        keras2_data.handler,
+        data.handler,
         "Workers compare lengths, and take shares.",
     ),
     Patch(
         _HANDLER,
         "single_batch_iterator",
-        keras2_data.single_batch,
+        data.single_batch,
         "A batch given by hand must know its number of samples.",
     ),
     Patch(
@@ -327,11 +318,11 @@ MODEL = [
         _stateful_too,
         "A stateful layer is not split, and right.",
     ),
-    *keras2_callbacks.PATCHES,
+    *callbacks.PATCHES,
     Patch(
         "tf_keras.src.engine.base_layer:Layer",
         "add_weight",
-        keras2_on_servers.noting_keras,
+        on_servers.noting_keras,
         "Who has made a variable says what becomes of it where workers train at their own pace.",
     ),
 ]
