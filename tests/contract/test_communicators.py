@@ -11,10 +11,12 @@ from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.testing import run_world
 
 WORLDS = [1, 2, 3, 4, 5, 8]
-# Processes of 5 are another odd number.
+# Processes of 5 and 8 are another odd and another even number, and 8 on two cores take ten seconds.
 OF_PROCESSES = [
-    pytest.param(size, marks=pytest.mark.long) if size == 5 else size for size in WORLDS
+    pytest.param(size, marks=pytest.mark.long) if size >= 5 else size for size in WORLDS
 ]
+HOSTS = [[0, 1], [0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1, 2]]
+LARGER_HOSTS = [[0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2]]
 
 
 @pytest.mark.parametrize("size", WORLDS)
@@ -50,8 +52,7 @@ def test_shared_memory(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "hosts",
-    [[0, 1], [0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2]],
+    "hosts", [*HOSTS, *(pytest.param(hosts, marks=pytest.mark.long) for hosts in LARGER_HOSTS)]
 )
 def test_hierarchy(hosts: list[int]) -> None:
     assert run_world(len(hosts), workers.on_hierarchy, hosts) == ["ok"] * len(hosts)

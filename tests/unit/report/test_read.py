@@ -59,7 +59,7 @@ def test_a_damaged_file_changes_neither_an_exit_code_nor_is_it_a_traceback(
     run_dir: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     path = run_dir / name
-    for data in list(variants(path.read_bytes(), name.endswith(".json"))):
+    for number, data in enumerate(list(variants(path.read_bytes(), name.endswith(".json")))):
         path.write_bytes(data)
         found = facts.of_run(load(run_dir))
         text.report(found)
@@ -67,7 +67,9 @@ def test_a_damaged_file_changes_neither_an_exit_code_nor_is_it_a_traceback(
         print_summary(run_dir)
         assert "no summary" not in capsys.readouterr().err, data
         assert read_progress(run_dir).describe_running()
-        assert main(["forecast", str(run_dir)]) in (0, 2)
+        # drawing its table takes longer than all of the rest
+        form = ["--json"] if number % 8 else []
+        assert main(["forecast", str(run_dir), *form]) in (0, 2)
         assert prometheus.families({"a": Figures(run_dir)})
     path.write_bytes(b"\0\xff\n")
     assert any(str(path) in sentence for sentence in load(run_dir).missing)
