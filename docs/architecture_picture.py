@@ -38,6 +38,7 @@ ROOMS = {
     "given_seeds": "seeds that a script gives",
     "entry_points": "what other packages add",
     "records": "facts noted of others' objects",
+    "run_dir": "files of a run",
     "scopes": "values of a thread inside of a context",
     "errors": "one tree of exceptions",
     "interrupts": "answers to Ctrl-C",

@@ -21,6 +21,7 @@ from syrtos.launch.spec import Spec
 from syrtos.launch.supervise import supervise
 from syrtos.observe import steady
 from syrtos.observe.ledger import forget, launching
+from syrtos.run_dir import RunDir
 from syrtos.settings import TRIAL_VARIABLE, TuneTrial
 
 # as `syrtos_tune.trials.trial` writes them
@@ -50,7 +51,7 @@ class FinishedTrial:
     @property
     def log(self) -> str:
         """The end of the output of its workers."""
-        logs = [self.folder / _OUTPUT, *sorted((self.folder / "logs").glob("rank-*.log"))]
+        logs = [self.folder / _OUTPUT, *sorted(RunDir(self.folder).logs.glob("rank-*.log"))]
         return "\n".join(
             path.read_text(errors="replace")[-_LAST:] for path in logs if path.is_file()
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import chromium
 import pytest
 
-from syrtos.observe.ledger import epochs_path
+from syrtos.run_dir import RunDir
 from syrtos_jobs.client.estimator import Estimator
 from syrtos_jobs.http.page import token
 from syrtos_jobs.http.server import Server
@@ -322,7 +322,7 @@ def test_waiting_and_progress(server: Server, page: Page, submit: Submit) -> Non
     queued = submit("queued", WAITING)
     wait_for(server, queued, "Pending")
     expect(page.locator("#capacity")).to_have_text("2 of 2 workers in use1 job waiting")
-    path = epochs_path(server.service.home.job(running) / "attempt-1")
+    path = RunDir(server.service.home.job(running) / "attempt-1").epochs
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = [
         {"time": time.time() - 60 * (2 - k), "epoch": k + 1, "epochs": 5, "logs": {"loss": 1.0}}
@@ -445,7 +445,7 @@ def test_long_log(server: Server, page: Page, submit: Submit) -> None:
 def test_odd_numbers(server: Server, page: Page, submit: Submit) -> None:
     name = submit("odd", "print('nothing')\n")
     wait_for(server, name, "Completed")
-    path = epochs_path(server.service.home.job(name) / "attempt-1")
+    path = RunDir(server.service.home.job(name) / "attempt-1").epochs
     path.parent.mkdir(parents=True, exist_ok=True)
     line = '{{"epoch": {}, "epochs": 3, "logs": {{"loss": {}}}}}\n'
     path.write_text(
@@ -469,7 +469,7 @@ def test_odd_numbers(server: Server, page: Page, submit: Submit) -> None:
 def test_legends_have_room(server: Server, page: Page, submit: Submit, width: int) -> None:
     name = submit("legends", "print('nothing')\n")
     wait_for(server, name, "Completed")
-    path = epochs_path(server.service.home.job(name) / "attempt-1")
+    path = RunDir(server.service.home.job(name) / "attempt-1").epochs
     path.parent.mkdir(parents=True, exist_ok=True)
     logs = {"loss": 1.5, "val_loss": 2.5}
     path.write_text(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from syrtos.cli.summary import print_summary
-from syrtos.observe.ledger import launcher_path, ledger_path
 from syrtos.report.summary import Tally, summarize
+from syrtos.run_dir import RunDir
 
 BIN = Path(sys.executable).parent
 # Seconds by which two clocks may differ on a busy machine, which can stop a process between their readings. Tests of the clock alone
@@ -101,7 +101,7 @@ def run(folder: Path, text: str) -> tuple[str, str]:
 
 def tally(folder: Path, rank: int) -> Tally:
     found = Tally()
-    for line in ledger_path(folder / "run", rank).read_text().splitlines():
+    for line in RunDir(folder / "run").ledger(rank).read_text().splitlines():
         found.add(json.loads(line))
     return found
 
@@ -116,7 +116,7 @@ def test_all_time_of_a_run_is_accounted_for(
     )
     mine, summary = tally(tmp_path, 0), summarize(tmp_path / "run")
 
-    launcher = json.loads(launcher_path(tmp_path / "run").read_text())
+    launcher = json.loads(RunDir(tmp_path / "run").launcher.read_text())
     wall = launcher["ended"] - launcher["began"]
     for rank in (0, 1):
         assert sum(tally(tmp_path, rank).complete_seconds(launcher).values()) == pytest.approx(

@@ -57,7 +57,7 @@ def test_the_data_of_the_package_is_declared() -> None:
         "package-data"
     ]["*"]
     packages = [path.parent for path in (ROOT / "src").glob("syrtos*/__init__.py")]
-    assert len(packages) == 6
+    assert len(packages) == 7
     declared = {
         path for package in packages for pattern in patterns for path in package.glob(pattern)
     }

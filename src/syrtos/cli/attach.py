@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
-from syrtos.launch.generations import all_folders
 from syrtos.launch.run_lock import is_going_on
 from syrtos.launch.worker import debugging
-from syrtos.observe.ledger import ledger_paths
+from syrtos.run_dir import RunDir
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -46,8 +45,8 @@ def main(chosen: argparse.Namespace) -> int:
     run_dir, rank = find_run_dir(chosen.run_dir), chosen.rank
     if not is_going_on(run_dir):
         raise ConfigurationError(f"No run is going on in {run_dir}.")
-    folder = all_folders(run_dir)[-1]
-    begun = ledger_paths(folder)
+    newest = RunDir(run_dir).newest()
+    folder, begun = newest.path, newest.ledgers()
     if rank not in begun:
         raise ConfigurationError(
             f"No rank {rank} has begun in {folder} yet: its ranks are"
@@ -57,7 +56,7 @@ def main(chosen: argparse.Namespace) -> int:
         answer = debugging.ask(folder, rank, _PATIENCE, lambda: is_going_on(run_dir))
     except OSError as error:
         raise ConfigurationError(f"{folder} can't be written to: {error.strerror}.") from error
-    if not answer and all_folders(run_dir)[-1] != folder:
+    if not answer and RunDir(run_dir).newest() != newest:
         raise ConfigurationError("The workers were started again meanwhile: attach once more.")
     if not answer and not is_going_on(run_dir):
         raise ConfigurationError(f"The run in {run_dir} has ended meanwhile.")

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos import settings
+from syrtos.cli.earlier_run import continue_earlier_run
 from syrtos.cli.failure import print_failure
 from syrtos.cli.followed_run import forget_submission
+from syrtos.cli.generation_starter import GenerationStarter
 from syrtos.cli.run_request import (
-    REQUEST,
     KeptRequest,
     RunRequest,
-    digest_of_script,
     note,
-    read_request,
     request_changes,
 )
 from syrtos.cli.summary import print_summary, print_table
@@ -30,26 +29,24 @@ from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
 from syrtos.engines.engine import BY_SCHEDULER, STOPPED
 from syrtos.errors import ConfigurationError
-from syrtos.json_files import document
-from syrtos.launch import generations, limits, lost_workers
+from syrtos.launch import generations, limits
 from syrtos.launch.membership import Membership
-from syrtos.launch.outcome import End, Outcome, end_of
-from syrtos.launch.plan import LaunchPlan, Machine, make_plan
-from syrtos.launch.processes.claims_memory import folder_in_memory
+from syrtos.launch.outcome import End
+from syrtos.launch.plan import Machine
 from syrtos.launch.processes.signalling import answering_signals
 from syrtos.launch.processes.standard_input import has_data, input_descriptor
 from syrtos.launch.processes.standby import Standby
 from syrtos.launch.remote.here import is_here
 from syrtos.launch.run_lock import LOCK, taking_run_lock
-from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots, Snapshots
+from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
 from syrtos.launch.terminal import output, streams
 from syrtos.observe import steady
 from syrtos.observe.clock import process_age
-from syrtos.observe.ledger import forget, launching
 from syrtos.observe.unrecorded import Unrecorded
 from syrtos.report.live_progress import showing_progress
+from syrtos.run_dir import RunDir
 
 if TYPE_CHECKING:
     from syrtos.launch.processes.zygote_process import EarlyStart
@@ -98,38 +95,17 @@ def execute(
     with unrecorded.noting(run_dir):
         _make_folder(run_dir)
     with taking_run_lock(run_dir):
-        # A scheduler that queues a job again gives the very same command.
-        if not resume and generations.has_snapshot(run_dir):
-            if _goes_on(request, run_dir):
-                print(
-                    f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr
-                )
-                request, resume = _on_new_hosts(read_request(run_dir), request.spec), True
-                if request.spec.placed:
-                    with unrecorded.noting(run_dir / REQUEST):
-                        note(run_dir, **request_changes(None, request.spec.hosts))
-            elif _may_be_forgotten(request, run_dir):
-                print(
-                    f"syrtos: an earlier run in {run_dir} had not finished: this one begins anew.",
-                    file=sys.stderr,
-                )
-            else:
-                raise ConfigurationError(
-                    f"The run in {run_dir} {_why_not(request, run_dir)}, and has kept a snapshot:"
-                    f" `syrtos resume {shlex.quote(str(run_dir))}` goes on from it. To begin anew"
-                    " remove that folder, or name another with --run-dir."
-                )
-        elif not resume and (run_dir / REQUEST).exists():
-            print(
-                f"syrtos: {run_dir} holds an earlier run, whose logs and record this one replaces.",
-                file=sys.stderr,
-            )
+        if not resume and (kept := continue_earlier_run(request, run_dir)):
+            request, resume = kept, True
+            if request.spec.placed:
+                with unrecorded.noting(RunDir(run_dir).request_file):
+                    note(run_dir, **request_changes(None, request.spec.hosts))
         if not request.spec.placed:
             # From now on it is this process that is followed, and nothing that was submitted.
             forget_submission(run_dir)
         if not resume:
             forget_watched(run_dir)
-        with unrecorded.noting(run_dir / REQUEST):
+        with unrecorded.noting(RunDir(run_dir).request_file):
             if resume:
                 note(run_dir, end=None, **(changes or {}))
             else:
@@ -172,50 +148,6 @@ def _print_losses(run_dir: Path, unrecorded: Unrecorded) -> None:
         )
 
 
-def _on_new_hosts(kept: RunRequest, asked: Spec) -> RunRequest:
-    """Returns a request that was kept, on the hosts that an engine has chosen this time."""
-    if not asked.placed:
-        return kept
-    hosts = {"hosts": asked.hosts, "ssh": asked.ssh, "placed": True}
-    return dataclasses.replace(kept, spec=dataclasses.replace(kept.spec, **hosts))
-
-
-def _goes_on(request: RunRequest, run_dir: Path) -> bool:
-    """Returns whether a run in this folder goes on by the same command, without `syrtos resume`.
-
-    It does if the same script, options and arguments ran here until a scheduler stopped the
-    launcher, or its machine was lost; and, however that run ended, where the script has committed a
-    state itself.
-    """
-    found = document(run_dir / REQUEST)
-    if request.differences(found):
-        return False
-    return found.get("end") in (None, BY_SCHEDULER) or generations.is_of_script(run_dir)
-
-
-def _why_not(request: RunRequest, run_dir: Path) -> str:
-    """Returns why the same command does not go on with an unfinished run.
-
-    The text is the end of a sentence about the run.
-    """
-    found = document(run_dir / REQUEST)
-    if not found:
-        damaged = f" (its {REQUEST} is damaged)" * (run_dir / REQUEST).exists()
-        return f"has not finished{damaged}"
-    if different := request.differences(found):
-        return f"was begun with other values of: {', '.join(different)}"
-    if not (ended := end_of(found)):
-        return "has not finished"
-    return f"ended by itself or was stopped by a person ({ended[0].value})"
-
-
-def _may_be_forgotten(request: RunRequest, run_dir: Path) -> bool:
-    """Returns whether the snapshot in this folder is one that no person has asked for."""
-    policy = document(run_dir / REQUEST).get("policy")
-    asked = policy.get("asked", True) if isinstance(policy, dict) else True
-    return not (request.policy.asked or asked or generations.is_of_script(run_dir))
-
-
 def _execute(
     request: RunRequest,
     run_dir: Path,
@@ -228,14 +160,14 @@ def _execute(
     verifies = request.spec.options.verifies
     if not verifies:
         number = generations.next_generation(run_dir, resume)
-        _announce(request.spec, generations.generation_folder(run_dir, number))
+        _announce(request.spec, RunDir(run_dir).generation(number))
     kept = KeptRequest(run_dir, request)
     with contextlib.ExitStack() as ending:
         queues = ending.enter_context(streams.in_background())
         showing = showing_progress(run_dir, request.spec.workers)
         with contextlib.nullcontext() if verifies else showing:
             ended = _run(request, run_dir, resume, connected, early, unrecorded, kept, ending)
-        with unrecorded.noting(run_dir / REQUEST):
+        with unrecorded.noting(RunDir(run_dir).request_file):
             kept.note(end=[ended.outcome.end.name, ended.outcome.code])
         if ended.outcome.end is End.STOPPED:
             for queue in queues:
@@ -292,7 +224,7 @@ def _run(
             came=came,
         )
         call = _carry_call(agents, env)
-        starter = _GenerationStarter(members, machine, snapshots, supervised, began, unrecorded)
+        starter = GenerationStarter(members, machine, snapshots, supervised, began, unrecorded)
         if snapshots:
             ended = generations.run(
                 starter.start,
@@ -316,99 +248,6 @@ def _run(
     return ended
 
 
-@dataclasses.dataclass
-class _GenerationStarter:
-    """Starts the generations of a run, each with the hosts that are there.
-
-    Attributes:
-        members: the hosts of the moment.
-        machine: the machine that launches.
-        snapshots: memory for what workers commit; None where they commit nothing.
-        supervised: starts a plan in an environment, and waits for its end.
-        began: when the generation that is started next began, s since the epoch; for the first,
-            when this process did.
-        unrecorded: the files of the run that could not be written.
-        new_interpreters: the variable by which workers import their frameworks themselves, once a
-            script needed that.
-        digest: that of the script, of the generation before; empty before the first.
-    """
-
-    members: Membership
-    machine: Machine
-    snapshots: Snapshots | None
-    supervised: Callable[[LaunchPlan, Mapping[str, str]], Outcome]
-    began: float
-    unrecorded: Unrecorded
-    new_interpreters: dict[str, str] = dataclasses.field(default_factory=dict)
-    digest: str = ""
-
-    def start(self, folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
-        """Runs a generation, recorded in ``folder``.
-
-        ``variables`` takes the number of workers, and returns the variables of their environment.
-        """
-        try:
-            spec, without = self.members.begin(
-                self.snapshots.committed_number() if self.snapshots else 0
-            )
-        except ConfigurationError as error:
-            return Outcome(End.NOT_STARTED, 1, why=str(error))
-        if without:
-            output.say(
-                f"{', '.join(sorted(without))} can't be reached: their workers run on the other"
-                " hosts"
-            )
-        self._tell_change(spec.program.name)
-        outcome = self._run_once(spec, folder, variables(spec.workers), without)
-        if outcome.otherwise and outcome.end is not End.STOPPED:
-            output.say(
-                f"{outcome.otherwise}. The script begins again, and each worker imports its"
-                " frameworks by itself."
-            )
-            # It stays set: the imports guessed from the script's text are wrong in later
-            # generations too.
-            self.new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
-            outcome = self._run_once(spec, folder, variables(spec.workers), without)
-        self.began = steady.now()
-        return outcome
-
-    def _tell_change(self, script: str) -> None:
-        """Says that the script is no longer the one with which the run went on so far."""
-        before, self.digest = self.digest, digest_of_script(script)
-        if before and self.digest != before:
-            output.say(
-                f"{script} has changed since the run was begun: the workers that start now run it as"
-                " it is now, from the last snapshot"
-            )
-
-    def _run_once(
-        self, spec: Spec, folder: Path, variables: Mapping[str, str], without: frozenset[str]
-    ) -> Outcome:
-        """Runs the workers of ``spec`` once, ``without`` hosts that are lost."""
-        spec = dataclasses.replace(
-            spec, options=dataclasses.replace(spec.options, run_dir=str(folder))
-        )
-        with self.unrecorded.noting(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        # An earlier run, or the first try of this generation, may have left its records here.
-        forget(folder)
-        lost_workers.forget(folder)
-        with (
-            contextlib.nullcontext({}) if spec.hosts else folder_in_memory() as claims,
-            launching(folder, self.began, self.unrecorded) as facts,
-        ):
-            env = {**settings.environment(), **variables, **claims, **self.new_interpreters}
-            try:
-                outcome = self.supervised(make_plan(spec, self.machine, env, without), env)
-            except OSError as error:
-                # A limit of this machine, e.g. of open files: the run has an end, and may be resumed.
-                if not (why := limits.explain(f"{type(error).__name__}: {error}")):
-                    raise
-                outcome = Outcome(End.NOT_STARTED, 1, why=f"{error}. {why}".rstrip(". "))
-            facts |= outcome.facts()
-        return outcome
-
-
 def _print_failed(ended: generations.RunEnd, run_dir: Path, request: RunRequest) -> int:
     """Prints how an unfinished run ended, and whether it can go on; returns the exit code."""
     print_table(run_dir)
@@ -425,7 +264,7 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, request: RunRequest)
         print(f"syrtos: no restart: {ended.reason.rstrip('.')}.", file=sys.stderr)
     # the same batch gives the same numbers
     again_the_same = ended.outcome.has_reported("NonFiniteError")
-    if not ended.resumable or again_the_same or not (run_dir / REQUEST).exists():
+    if not ended.resumable or again_the_same or not RunDir(run_dir).request_file.exists():
         return ended.outcome.code
     mended = ", once the cause is mended" if ended.reason else ""
     by_scheduler = [ended.outcome.end.name, ended.outcome.code] == BY_SCHEDULER

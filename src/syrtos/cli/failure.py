@@ -12,6 +12,7 @@ from typing import Any
 from syrtos.json_files import document
 from syrtos.launch import limits
 from syrtos.launch.outcome import End, Outcome
+from syrtos.run_dir import RunDir
 
 _LAST_WORDS = 3
 _LOOKED_AT = 20_000  # bytes at the end of a log
@@ -57,10 +58,12 @@ def print_failure(outcome: Outcome, run_dir: Path, has_hosts: bool = False) -> N
 def _print_limit(outcome: Outcome, rank: int | None, text: str, run_dir: Path) -> None:
     """Prints which limit of this machine a worker has met, if it was one of this machine's."""
     host = outcome.workers.get(-1 if rank is None else rank, {}).get("host")
-    log = run_dir / "logs" / f"rank-{rank}.log"
+    log = None if rank is None else RunDir(run_dir).log(rank)
     if host not in (None, socket.gethostname()):
         return
-    last = log.read_bytes()[-_LOOKED_AT:].decode(errors="replace") if log.is_file() else ""
+    last = ""
+    if log is not None and log.is_file():
+        last = log.read_bytes()[-_LOOKED_AT:].decode(errors="replace")
     if why := limits.explain(text or last, outcome.status):
         _say(why)
 
@@ -86,11 +89,11 @@ def _reported_failures(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _print_worker(failure: dict[str, Any], run_dir: Path, alike: bool) -> None:
-    rank, logs = failure["rank"], run_dir / "logs"
+    rank, files = failure["rank"], RunDir(run_dir)
     who = f"rank {rank} on {failure.get('host', 'an unknown host')} failed first"
-    outputs = f"Its output is in {logs / f'rank-{rank}.log'}"
+    outputs = f"Its output is in {files.log(rank)}"
     if alike:
-        who, outputs = "all workers failed alike", f"Their outputs are in {logs}"
+        who, outputs = "all workers failed alike", f"Their outputs are in {files.logs}"
     old = (
         "\n`syrtos doctor SCRIPT` lists names that the installed Keras and TensorFlow do not have,"
         " and what to write instead." * bool(_OF_OLD_NAMES.search(failure["text"]))
@@ -107,7 +110,7 @@ def _print_hung(outcome: Outcome, run_dir: Path) -> None:
     """
     lines = [str(outcome)]
     for rank in outcome.hung:
-        log = run_dir / "logs" / f"rank-{rank}.log"
+        log = RunDir(run_dir).log(rank)
         lines += [*_last_stack(log), f"Its output is in {log}"]
     _say(
         "\n".join([*lines, *(f"\n{failure['text'].rstrip()}" for failure in outcome.failures[:1])])
@@ -134,9 +137,8 @@ def _print_ended(outcome: Outcome, run_dir: Path) -> None:
         " If no person or program sent that signal, the host ran out of memory: look at `dmesg`,"
         " and use fewer workers or a smaller batch."
     )
-    log = (
-        run_dir / "logs" if outcome.rank is None else run_dir / "logs" / f"rank-{outcome.rank}.log"
-    )
+    files = RunDir(run_dir)
+    log = files.logs if outcome.rank is None else files.log(outcome.rank)
     lines = [f"{outcome}{memory if killed else ''}", *_last_words(log), f"Its output is in {log}"]
     _say("\n".join(lines))
 

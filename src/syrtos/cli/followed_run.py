@@ -19,10 +19,9 @@ from syrtos.engines.launched_run import LaunchedRun
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document, is_number
-from syrtos.launch.generations import all_folders
 from syrtos.launch.run_lock import going_on_error, is_going_on, launcher_of, taking_run_lock
 from syrtos.launch.terminal import output
-from syrtos.observe.ledger import ledger_paths
+from syrtos.run_dir import RunDir
 
 # What an engine needs to find a submitted run again, in the run directory.
 _FACTS = "engine.json"
@@ -110,7 +109,7 @@ def _refuse_unreadable(run_dir: Path) -> None:
         raise ConfigurationError(
             f"This user can't read the folder {run_dir}: ask its owner what has become of the run."
         )
-    path = run_dir / "run.json"
+    path = RunDir(run_dir).request_file
     if os.path.exists(path) and not os.access(path, os.R_OK):
         raise ConfigurationError(
             f"The end of the run in {run_dir} is in its run.json, which this user can't read: ask"
@@ -132,13 +131,13 @@ def _state_of(run_dir: Path, followed: Submitted | None) -> RunState:
     if is_going_on(run_dir):
         return RunState("running")
     _refuse_unreadable(run_dir)
-    if not document(run_dir / "run.json"):
+    if not RunDir(run_dir).request():
         raise ConfigurationError(
             f"There is no run in {run_dir}: name the folder that `syrtos run` has printed."
         )
     return read_end(run_dir) or RunState(
         "failed",
-        f"The launcher ended without recording a result. See {all_folders(run_dir)[-1] / 'logs'}.",
+        f"The launcher ended without recording a result. See {RunDir(run_dir).newest().logs}.",
     )
 
 
@@ -218,7 +217,7 @@ def stop(run_dir: Path) -> int:
 
 
 def _await_end(run_dir: Path, followed: Submitted) -> int:
-    grace = document(run_dir / "run.json").get("grace")
+    grace = RunDir(run_dir).request().get("grace")
     patience = (grace if is_number(grace) else _GRACE) + _PATIENCE
     deadline = time.monotonic() + patience
     while not (state := followed.state()).is_over:
@@ -239,12 +238,13 @@ def _await_end(run_dir: Path, followed: Submitted) -> int:
 
 def _note_stopped(run_dir: Path, followed: LaunchedRun) -> None:
     """Writes down that a run was stopped, if none of its workers had begun."""
-    ledgers = ledger_paths(all_folders(run_dir)[-1]).values()
+    ledgers = RunDir(run_dir).newest().ledgers().values()
     begun = any(path.stat().st_mtime > followed.launcher.since for path in ledgers)
     if begun or is_going_on(run_dir):
         return
-    facts = document(run_dir / "run.json") | {"end": BY_SCHEDULER}
-    durable.replace(run_dir / "run.json", json.dumps(facts, indent=2).encode(), mode=0o600)
+    files = RunDir(run_dir)
+    facts = files.request() | {"end": BY_SCHEDULER}
+    durable.replace(files.request_file, json.dumps(facts, indent=2).encode(), mode=0o600)
 
 
 @contextlib.contextmanager

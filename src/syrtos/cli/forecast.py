@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
-from syrtos.json_files import document
-from syrtos.launch import generations
 from syrtos.report import forecast, speed
 from syrtos.report.forecast import WAYS, Layout, Link, MeasuredStep, with_workers
 from syrtos.report.ledger_lines import without_odd_members
+from syrtos.run_dir import RunDir
 from syrtos.settings import BatchMode
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def main(chosen: argparse.Namespace) -> int:
                 f"`{name}` must be more than 0, and finite. Received: {wrong[0]}."
             )
     run_dir = find_run_dir(chosen.run_dir)
-    ran_with = speed.batch_of(without_odd_members(document(run_dir / "run.json")))
+    ran_with = speed.batch_of(without_odd_members(RunDir(run_dir).request()))
     batch = chosen.batch or ran_with
     alone = _one_worker(run_dir) if ran_with == "global" else None
     step = forecast.measured_step(_last_trained_folder(run_dir), alone and alone.step)
@@ -159,7 +158,7 @@ def _last_trained_folder(run_dir: Path) -> Path:
 
     It is the run's own folder if no generation has.
     """
-    folders = generations.all_folders(run_dir) if run_dir.is_dir() else []
+    folders = RunDir(run_dir).generations() if run_dir.is_dir() else []
     return next((folder for folder in reversed(folders) if forecast.is_measured(folder)), run_dir)
 
 

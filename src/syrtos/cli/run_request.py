@@ -26,9 +26,8 @@ from syrtos.launch.outcome import End, end_of
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Elastic, Host, Spec
+from syrtos.run_dir import REQUEST, RunDir
 from syrtos.settings import CALL_PROGRAM, Options
-
-REQUEST = "run.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +116,7 @@ class RunRequest:
 
     def write(self, run_dir: Path) -> None:
         """Writes the request into the run directory."""
-        path = run_dir / REQUEST
+        path = RunDir(run_dir).request_file
         # better none than that of another run, where there is no room for this one
         path.unlink(missing_ok=True)
         _write(path, self.facts())
@@ -177,7 +176,7 @@ def read_request(run_dir: Path) -> RunRequest:
         ConfigurationError: there is no such run, or it can't be resumed.
     """
     try:
-        found = read_object(run_dir / REQUEST)
+        found = read_object(RunDir(run_dir).request_file)
         _enter(str(found["folder"]), run_dir)  # a number would be a descriptor
         request = _request_of(found)
         _check_fields(request)
@@ -294,7 +293,7 @@ def note(run_dir: Path, **facts: object) -> None:
         OSError: the file can't be read or written.
         ValueError: it is damaged.
     """
-    path = run_dir / REQUEST
+    path = RunDir(run_dir).request_file
     _write(path, read_object(path) | facts)
 
 
@@ -307,7 +306,7 @@ class KeptRequest:
     """
 
     def __init__(self, run_dir: Path, request: RunRequest) -> None:
-        self._path, self._place = run_dir / REQUEST, _place_of(run_dir)
+        self._path, self._place = RunDir(run_dir).request_file, _place_of(run_dir)
         self._facts = document(self._path) or request.facts()
 
     def note(self, **facts: object) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from syrtos.launch import generations
-from syrtos.observe.ledger import ledger_paths
 from syrtos.report import processors, speed
 from syrtos.report.summary import SHARES, Summary, summarize
+from syrtos.run_dir import RunDir
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +53,7 @@ def print_table(run_dir: Path, full: bool = False) -> None:
 
 
 def _print_table(run_dir: Path, full: bool) -> None:
-    folders = generations.all_folders(run_dir)
+    folders = RunDir(run_dir).generations()
     summary = summarize(*folders)
     for path in summary.damaged:
         print(
@@ -128,7 +127,9 @@ def _recommendation(
 
     The result is empty for short runs and for those whose ledgers take long to read.
     """
-    size = sum(path.stat().st_size for folder in folders for path in ledger_paths(folder).values())
+    size = sum(
+        path.stat().st_size for folder in folders for path in RunDir(folder).ledgers().values()
+    )
     if summary.training_seconds < _WORTH_A_WORD or size > _LONG:
         return {}
     # Only now: NumPy takes 0.1 s to import.

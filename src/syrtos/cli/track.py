@@ -13,6 +13,7 @@ from syrtos.cli.watching import TRACKERS
 from syrtos.errors import ConfigurationError
 from syrtos.launch.run_lock import is_going_on
 from syrtos.report import following
+from syrtos.run_dir import RunDir
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -43,7 +44,7 @@ def main(chosen: argparse.Namespace) -> int:
         ConfigurationError: the folder is no run directory, or a tracker can't be used.
     """
     run_dir = absolute(chosen.run_dir)
-    if not (run_dir / "ledger").is_dir() and not chosen.until_closed:
+    if not RunDir(run_dir).records.is_dir() and not chosen.until_closed:
         raise ConfigurationError(
             f"{run_dir} holds no ledgers. Name the run directory that `syrtos run` printed."
         )

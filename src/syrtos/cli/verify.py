@@ -28,7 +28,7 @@ from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import Program, parse
 from syrtos.launch.spec import Spec
-from syrtos.observe.ledger import verified_path
+from syrtos.run_dir import RunDir
 from syrtos.settings import Options
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _file_of(program: Program) -> Path:
 
 
 def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
-    path = verified_path(run_dir)
+    path = RunDir(run_dir).comparisons
     if path.exists():
         yield from map(json.loads, path.read_text().splitlines())
 

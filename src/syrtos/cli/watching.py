@@ -13,6 +13,7 @@ from pathlib import Path
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
 from syrtos.launch.worker import debugging
+from syrtos.run_dir import RunDir
 from syrtos.settings import KUBEFLOW_VARIABLES
 
 TRACKERS = (
@@ -103,7 +104,7 @@ def watching(run_dir: Path, track: Sequence[str], metrics_port: int | None) -> I
 @contextlib.contextmanager
 def _tracking(run_dir: Path, words: Sequence[str]) -> Iterator[None]:
     """Context manager: a process of its own logs the run; at the end it logs the rest."""
-    log = run_dir / "logs" / "track.log"
+    log = RunDir(run_dir).logs / "track.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()

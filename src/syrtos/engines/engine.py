@@ -29,11 +29,11 @@ from typing import ClassVar, Literal
 from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
-from syrtos.launch.generations import all_folders, has_snapshot
+from syrtos.launch.generations import has_snapshot
 from syrtos.launch.outcome import End, end_of
 from syrtos.launch.spec import Host
 from syrtos.launch.spelling import closest_name
-from syrtos.observe.ledger import launcher_path
+from syrtos.run_dir import RunDir
 
 Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
 # The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started
@@ -250,14 +250,14 @@ def read_from(path: Path, position: int) -> Iterator[bytes]:
 
 def _recorded_end(run_dir: Path) -> tuple[End, int] | None:
     """Returns how the last generation has ended, by the ledger, where the request is damaged."""
-    outcome = document(launcher_path(all_folders(run_dir)[-1])).get("outcome")
+    outcome = document(RunDir(run_dir).newest().launcher).get("outcome")
     known = outcome if isinstance(outcome, dict) else {}
     return end_of({"end": [known.get("end"), known.get("code")]})
 
 
 def read_end(run_dir: Path) -> RunState | None:
     """Returns how the run in a folder ended, as its launcher has written; None if it has not."""
-    request = document(run_dir / "run.json")
+    request = RunDir(run_dir).request()
     ended = end_of(request) if request else _recorded_end(run_dir)
     if ended is None:
         return None

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from syrtos.engines.engine import RunState, Submitted, growing, read_end, read_from
 from syrtos.errors import ConfigurationError
-from syrtos.launch.generations import all_folders, has_snapshot
+from syrtos.launch.generations import has_snapshot
 from syrtos.launch.run_lock import OUTPUT, Launcher, is_going_on, launcher_of
+from syrtos.run_dir import RunDir
 
 _EVERY = 0.5  # seconds between two looks at a log that grows
 
@@ -40,7 +41,7 @@ class LaunchedRun(Submitted):
             * has_snapshot(self._run_dir)
         )
         in_background = self.launcher.in_background
-        place = self._run_dir / OUTPUT if in_background else all_folders(self._run_dir)[-1] / "logs"
+        place = self._run_dir / OUTPUT if in_background else RunDir(self._run_dir).newest().logs
         return RunState(
             "failed", f"The launcher ended without recording a result. See {place}.{goes_on}"
         )
@@ -66,12 +67,12 @@ class LaunchedRun(Submitted):
         """Yields the log of rank 0, of the newest generation and of those that come meanwhile."""
         shown, position, over = None, 0, not follow
         while True:
-            folders = all_folders(self._run_dir)
+            folders = RunDir(self._run_dir).generations()
             start = folders.index(shown) if shown in folders else len(folders) - 1
             for folder in folders[start:]:
                 if folder != shown:
                     shown, position = folder, 0
-                for piece in read_from(folder / "logs" / "rank-0.log", position):
+                for piece in read_from(RunDir(folder).log(0), position):
                     position += len(piece)
                     yield piece
             if over:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.checkpoint import folders, head
-from syrtos.json_files import document
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import Attempt, Decision, RestartPolicy, decide
 from syrtos.launch.processes import signalling
 from syrtos.launch.snapshots import Snapshots
 from syrtos.launch.terminal import output
+from syrtos.run_dir import RunDir
 from syrtos.settings import CALL_PROGRAM, SEED_VARIABLE, SNAPSHOTS_VARIABLE, OtherBatches
 
 # Seconds between two copies of a snapshot to the run directory.
@@ -152,7 +152,7 @@ class _Series:
     @property
     def kept(self) -> Path:
         """The folder of snapshots that outlive the workers."""
-        return self.run_dir / "snapshots"
+        return RunDir(self.run_dir).snapshots
 
     def run(self) -> None:
         """Runs generations until one has finished or the run is ended.
@@ -171,7 +171,7 @@ class _Series:
                 )
                 return
             number = self.first + len(self.attempts)
-            self.folder = generation_folder(self.run_dir, number)
+            self.folder = RunDir(self.run_dir).generation(number)
             self.outcome = self.start(self.folder, self._variables)
             self.attempts.append(
                 Attempt(self.outcome, _settle(self.snapshots, self.kept if self.durable else None))
@@ -212,30 +212,20 @@ def _wait(seconds: float, came: Sequence[int]) -> None:
         time.sleep(0.05)
 
 
-def generation_folder(run_dir: Path, number: int) -> Path:
-    """Returns the folder with a generation's logs and ledgers."""
-    return run_dir if number == 1 else run_dir / f"generation-{number}"
-
-
-def all_folders(run_dir: Path) -> list[Path]:
-    """Returns the folders of all generations so far, in order."""
-    return [generation_folder(run_dir, number) for number in (1, *_later_generations(run_dir))]
-
-
 def has_snapshot(run_dir: Path) -> bool:
     """Returns whether a run in this folder could go on from its last snapshot.
 
     The function that a notebook or script has sent is gone with it.
     """
-    program = document(run_dir / "run.json").get("program")
+    program = RunDir(run_dir).request().get("program")
     is_call = isinstance(program, dict) and program.get("name") == CALL_PROGRAM
-    return not is_call and bool(folders.numbers(run_dir / "snapshots"))
+    return not is_call and bool(folders.numbers(RunDir(run_dir).snapshots))
 
 
 def is_of_script(run_dir: Path) -> bool:
     """Returns whether the last snapshot is of a state that the script has committed itself."""
     try:
-        return bool(_place_in(run_dir / "snapshots")["commits"])
+        return bool(_place_in(RunDir(run_dir).snapshots)["commits"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         # there is no snapshot, or it is damaged
         return False
@@ -243,32 +233,16 @@ def is_of_script(run_dir: Path) -> bool:
 
 def forget(run_dir: Path) -> None:
     """Removes snapshots and generations of an earlier run in this folder."""
-    folders.forget(run_dir / "snapshots")
+    folders.forget(RunDir(run_dir).snapshots)
     for path in run_dir.glob("generation-[0-9]*"):
         # A folder of that name without a ledger is not of a run.
-        if (path / "ledger").is_dir():
+        if RunDir(path).records.is_dir():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def next_generation(run_dir: Path, resume: bool) -> int:
     """Returns the number of the generation with which a run in this folder begins, or goes on."""
-    return max((1, *_later_generations(run_dir))) + 1 if resume else 1
-
-
-# What is in the folder of a generation from its beginning on; others of that name are the user's.
-_OF_GENERATIONS = ("ledger", "logs", "launcher.json")
-
-
-def _later_generations(run_dir: Path) -> list[int]:
-    """Returns the numbers of the generations after the first that have a folder, in order."""
-    named = {path.name.rpartition("-")[2]: path for path in run_dir.glob("generation-*")}
-    return sorted(
-        int(number)
-        for number, path in named.items()
-        if number.isdecimal()
-        and number.isascii()
-        and any((path / name).exists() for name in _OF_GENERATIONS)
-    )
+    return RunDir(run_dir).newest_number() + 1 if resume else 1
 
 
 @contextmanager

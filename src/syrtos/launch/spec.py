@@ -11,6 +11,7 @@ from pathlib import Path
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch.program import Program
+from syrtos.run_dir import RunDir
 from syrtos.settings import Options
 
 # Where runs that were given no run directory have theirs, and how these are named.
@@ -104,11 +105,11 @@ def newest_run_dir() -> Path | None:
     found = (
         path
         for path in _RUNS.glob("*")
-        if _RUN_NAME.fullmatch(path.name) or (path / "run.json").exists()
+        if _RUN_NAME.fullmatch(path.name) or RunDir(path).request_file.exists()
     )
 
     def changed(path: Path) -> float:
-        record = path / "run.json"
+        record = RunDir(path).request_file
         return (record if record.exists() else path).stat().st_mtime
 
     return max(filter(Path.is_dir, found), key=changed, default=None)

@@ -23,6 +23,7 @@ from syrtos.observe import steady
 from syrtos.observe.clock import Clock, ClockPart, Kind, Phase, process_age
 from syrtos.observe.gradient_norms import GradientNorms
 from syrtos.observe.unrecorded import Unrecorded
+from syrtos.run_dir import RunDir
 
 # Seconds outside of steps that are worth a line before the next step.
 _WORTH_A_LINE = 0.1
@@ -73,7 +74,7 @@ class Ledger:
     def open(self, run_dir: str, rank: int) -> None:
         """Writes to ``run_dir/ledger`` from now on, beginning with the time counted so far."""
         self.close()
-        path = ledger_path(Path(run_dir), rank)
+        path = RunDir(Path(run_dir)).ledger(rank)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a worker that is killed loses no complete line.
@@ -299,7 +300,7 @@ class Ledger:
         """
         self._unrecorded = None
         if self._folder is not None:
-            self._append(epochs_path(self._folder), {**self._place(), **facts})
+            self._append(RunDir(self._folder).epochs, {**self._place(), **facts})
 
     def point(
         self, facts: Callable[[], Mapping[str, object]], logs: Mapping[str, object] | None = None
@@ -321,7 +322,7 @@ class Ledger:
         if self._unrecorded is not None:
             place, facts, _ = self._unrecorded
             self._unrecorded = None
-            self._append(curve_path(folder), {**place, **facts()})
+            self._append(RunDir(folder).curve, {**place, **facts()})
 
     def _place(self) -> dict[str, object]:
         return {"time": round(steady.now(), 3), "fit": self.fits, "trained": self.trained}
@@ -428,7 +429,7 @@ def launching(
         began: the start in seconds since the epoch.
         unrecorded: gets the file if it can't be written; None: that is an error.
     """
-    path = launcher_path(run_dir)
+    path = RunDir(run_dir).launcher
     noting = unrecorded.noting if unrecorded else contextlib.nullcontext
     outcome: dict[str, object] = {}
     with noting(path):
@@ -461,57 +462,3 @@ def forget(run_dir: Path) -> None:
     ):
         for path in run_dir.glob(pattern):
             path.unlink(missing_ok=True)
-
-
-def verified_path(run_dir: Path) -> Path:
-    """Returns the file in which rank 0 records the comparisons of `syrtos verify`.
-
-    It has a line for each function.
-    """
-    return run_dir / "verified.jsonl"
-
-
-def epochs_path(run_dir: Path) -> Path:
-    """Returns the file in which rank 0 records the ends of epochs.
-
-    A line has ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``learning_rate``;
-    and as each point of a curve ``time``, ``fit`` (its number), ``trained`` (steps of the process).
-    """
-    return run_dir / "ledger" / "epochs.jsonl"
-
-
-def curve_path(run_dir: Path) -> Path:
-    """Returns the file in which rank 0 records points within epochs.
-
-    Each point has ``epoch``, ``epochs``, ``batch`` (in the epoch, from 1), ``steps_per_epoch``,
-    ``logs`` and ``learning_rate``.
-    """
-    return run_dir / "ledger" / "curve.jsonl"
-
-
-def usage_path(run_dir: Path, rank: int) -> Path:
-    """Returns the file with samples of a worker's process, and of its machine.
-
-    See `syrtos.observe.usage`.
-    """
-    return run_dir / "ledger" / f"usage-{rank}.jsonl"
-
-
-def ledger_path(run_dir: Path, rank: int) -> Path:
-    """Returns the file of the ledger of ``rank``."""
-    return run_dir / "ledger" / f"rank-{rank}.jsonl"
-
-
-def ledger_paths(run_dir: Path) -> dict[int, Path]:
-    """Returns the files of the ledgers that are there, by rank, in order."""
-    found = {
-        int(rank): path
-        for path in (run_dir / "ledger").glob("rank-*.jsonl")
-        if (rank := path.stem.removeprefix("rank-")).isdecimal()
-    }
-    return dict(sorted(found.items()))
-
-
-def launcher_path(run_dir: Path) -> Path:
-    """Returns the file in which `launching` records the times at which the run began and ended."""
-    return run_dir / "ledger" / "launcher.json"

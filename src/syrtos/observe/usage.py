@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.observe import steady
-from syrtos.observe.ledger import pause, usage_path
+from syrtos.observe.ledger import pause
+from syrtos.run_dir import RunDir
 
 # Seconds between samples, at least; and before the first, so that importing psutil does not delay a
 # script's first lines.
@@ -26,12 +27,12 @@ def sample(run_dir: str, rank: int, machine: int | None, trained: Callable[[], i
     """Starts a thread that takes samples from now on until the process ends.
 
     Args:
-        run_dir: the folder that `usage_path` is in.
+        run_dir: the folder of the run, or of a later generation.
         rank: the rank of this worker.
         machine: the number of the machine, for one worker of it; None for the others.
         trained: returns how many training steps this process has made.
     """
-    arguments = (usage_path(Path(run_dir), rank), rank, machine, trained)
+    arguments = (RunDir(Path(run_dir)).usage(rank), rank, machine, trained)
     threading.Thread(target=_sample, args=arguments, name="syrtos usage", daemon=True).start()
 
 

@@ -24,6 +24,7 @@ from syrtos.report import (
 )
 from syrtos.report.read import RunRecord
 from syrtos.report.waterfall import PARTS
+from syrtos.run_dir import RunDir
 
 VERSION = 1
 _HIDDEN = "******"
@@ -251,7 +252,7 @@ def _incidents(run: RunRecord) -> list[Facts]:
                     if generation.steps_trained
                     else 0
                 ),
-                "logs": str(generation.folder / "logs"),
+                "logs": str(RunDir(generation.folder).logs),
             }
         )
         reached = reached if kept is None else min(reached, kept)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.json_files import Tail, is_number
-from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
-from syrtos.observe.ledger import curve_path, epochs_path, ledger_paths
 from syrtos.report.ledger_lines import Line, is_sound_line, is_sound_point, is_sound_sample
 from syrtos.report.summary import TRAINING
+from syrtos.run_dir import RunDir
 
 # Steps that the recent time of a step is the median of.
 _RECENT = 100
@@ -100,7 +99,7 @@ class Figures:
     def points(self) -> list[FiguresPoint]:
         """Returns the points that are new since the last call, in order of time."""
         found: list[FiguresPoint] = []
-        folders = all_folders(self._run_dir)
+        folders = RunDir(self._run_dir).generations()
         for folder in folders[folders.index(self._folder) :]:
             if folder != self._folder:
                 self._folder, self.workers, self.generations = folder, {}, self.generations + 1
@@ -114,7 +113,7 @@ class Figures:
         return self._tails.setdefault(path, Tail(path, is_sound)).read()
 
     def _take_ledgers(self, folder: Path) -> None:
-        for rank, path in ledger_paths(folder).items():
+        for rank, path in RunDir(folder).ledgers().items():
             worker = self.workers.setdefault(rank, _WorkerSums())
             for line in self._lines(path, is_sound_line):
                 if line["phase"] == "facts":
@@ -129,7 +128,7 @@ class Figures:
                     )
 
     def _of_curves(self, folder: Path) -> Iterator[FiguresPoint]:
-        for path, prefix in ((curve_path(folder), ""), (epochs_path(folder), "epoch/")):
+        for path, prefix in ((RunDir(folder).curve, ""), (RunDir(folder).epochs, "epoch/")):
             for line in self._lines(path, is_sound_point):
                 end = line.get("fit", 0), line.get("epoch")
                 if prefix and end in self._ended:
@@ -148,7 +147,7 @@ class Figures:
                 )
 
     def _of_usage(self, folder: Path) -> Iterator[FiguresPoint]:
-        for path in (folder / "ledger").glob("usage-*.jsonl"):
+        for path in RunDir(folder).usages():
             for line in self._lines(path, is_sound_sample):
                 rank = int(line.get("rank", 0))
                 self.workers.setdefault(rank, _WorkerSums()).usage = line

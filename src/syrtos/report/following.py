@@ -18,6 +18,7 @@ from syrtos.report.figures import Figures, FiguresPoint
 from syrtos.report.ledger_lines import without_odd_members
 from syrtos.report.read import load
 from syrtos.report.trackers import About, Ended, Tracker
+from syrtos.run_dir import RunDir
 
 _PAUSE = 1.0
 _STATE = "tracked.json"
@@ -106,7 +107,7 @@ def _call_guarded(word: str, used: dict[str, Tracker], call: Callable[[], object
 
 def _read_about(run_dir: Path) -> About:
     """Returns the facts of a run that are known when it begins, from its request."""
-    request = without_odd_members(document(run_dir / "run.json"))
+    request = without_odd_members(RunDir(run_dir).request())
     program = request.get("program") or {}
     script = str(program.get("name", "")) or run_dir.name
     parameters: dict[str, Any] = {

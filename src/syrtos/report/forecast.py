@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError
-from syrtos.observe.ledger import ledger_path
 from syrtos.report.exchanged import COUNTS
 from syrtos.report.ledger_lines import is_sound_line
 from syrtos.report.read import lines
+from syrtos.run_dir import RunDir
 
 # Steps that are measured: those before it trace, compile and touch memory for the first time.
 _FIRST = 2
@@ -207,7 +207,7 @@ def is_measured(run_dir: Path) -> bool:
 def _read(run_dir: Path) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
     """Returns each worker's steps, without the first ones, and the facts that rank 0 has noted."""
     ranks = []
-    while (path := ledger_path(run_dir, len(ranks))).exists():
+    while (path := RunDir(run_dir).ledger(len(ranks))).exists():
         ranks.append(list(lines(path, [], is_sound_line)))
     told = [line for line in ranks[0] if line["phase"] == "facts"] if ranks else []
     facts = {key: value for line in told for key, value in line.items()}

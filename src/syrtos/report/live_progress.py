@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from syrtos.json_files import document
 from syrtos.launch.terminal.live import LiveLine, Output
+from syrtos.run_dir import RunDir
 
 
 def showing_progress(
@@ -24,7 +24,7 @@ def showing_progress(
         # Only when something is shown: a run should start at once.
         from syrtos.report.progress import read_progress
 
-        count = document(run_dir / "run.json").get("resized") or workers
+        count = RunDir(run_dir).request().get("resized") or workers
         # on a narrow terminal the end is cut off
         return f"{read_progress(run_dir).describe_running()}, {count} worker{'s' * (count != 1)}"
 

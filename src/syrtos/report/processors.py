@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from syrtos.report.ledger_lines import is_sound_sample, sound_lines
+from syrtos.run_dir import RunDir
 
 # Fewer samples say nothing: a sample is taken each second.
 _ENOUGH = 3
@@ -49,7 +50,7 @@ def machines(folder: Path) -> list[MachineLoad]:
 
 def _while_training(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Yields the machine's part of samples with training steps since the sample before."""
-    for path in sorted((folder / "ledger").glob("usage-*.jsonl")):
+    for path in RunDir(folder).usages():
         before: int | None = None
         for sample in sound_lines(path, [], is_sound_sample):
             trained = int(sample.get("trained", 0))

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.json_files import parse_line
-from syrtos.launch.generations import all_folders
-from syrtos.observe.ledger import curve_path, epochs_path, ledger_paths, pause, usage_path
+from syrtos.observe.ledger import pause
 from syrtos.report.ledger_lines import Line, is_sound_line, is_sound_point, is_sound_sample
+from syrtos.run_dir import RunDir
 
 # Bytes at the end of a file that are read: some hundred lines, however long the run is.
 _END = 1 << 16
@@ -94,17 +94,17 @@ class RunProgress:
 
 def read_progress(run_dir: Path) -> RunProgress:
     """Returns how far a run is: the place of its newest generation that has made a step."""
-    folders, now = all_folders(run_dir), time.time()
+    folders, now = RunDir(run_dir).generations(), time.time()
     found = RunProgress(restarts=len(folders) - 1, silent=_silent(folders[-1], now))
     for folder in reversed(folders):
-        is_newest = folder == folders[-1]
+        is_newest, files = folder == folders[-1], RunDir(folder)
         points, ends = (
             [
                 line
-                for line in _last_lines(path(folder), is_sound_point)
+                for line in _last_lines(path, is_sound_point)
                 if line.keys() >= {"time", "trained", "epoch"}
             ]
-            for path in (curve_path, epochs_path)
+            for path in (files.curve, files.epochs)
         )
         if points or ends:
             found = _in_fit(found, points, ends, now)
@@ -186,7 +186,7 @@ def _epoch_seconds(ends: Sequence[Line]) -> float | None:
 def _samples_per_second(folder: Path) -> float:
     """Returns the samples per second of all workers in their last steps; 0 if none are known."""
     total = 0.0
-    for path in ledger_paths(folder).values():
+    for path in RunDir(folder).ledgers().values():
         lines = _last_lines(path, is_sound_line)
         steps = [line for line in lines if line.get("samples") and line.get("steps")]
         recent = [line for line in steps if line["phase"] == "train"][-_STEPS:]
@@ -208,7 +208,7 @@ def _silent(folder: Path, now: float) -> float | None:
 
 def _steps_sampled(folder: Path) -> int:
     """Returns the training steps of rank 0 by its last sample; 0 without one."""
-    samples = _last_lines(usage_path(folder, 0), is_sound_sample)
+    samples = _last_lines(RunDir(folder).usage(0), is_sound_sample)
     return int(samples[-1].get("trained", 0)) if samples else 0
 
 

@@ -11,6 +11,7 @@ from syrtos.checkpoint import durable
 from syrtos.json_files import document
 from syrtos.report import advice, situation
 from syrtos.report.read import RunRecord
+from syrtos.run_dir import RunDir
 
 _FILE = "advice.json"
 _WHOLE = "FINISHED"
@@ -57,7 +58,7 @@ def _previous_run_facts(run: RunRecord, rate: float) -> dict[str, Any] | None:
             for folder in folders
             # a run that was interrupted has another mix of work
             if (kept := read_kept(folder)).get("end") == _WHOLE
-            and _same_script(run.request, theirs := document(folder / "run.json"))
+            and _same_script(run.request, theirs := RunDir(folder).request())
         ),
         (None, {}, {}),
     )

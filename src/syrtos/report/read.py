@@ -18,16 +18,7 @@ import numpy.typing as npt
 
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import parse_line, read_object
-from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
-from syrtos.observe.ledger import (
-    curve_path,
-    epochs_path,
-    launcher_path,
-    ledger_path,
-    ledger_paths,
-    usage_path,
-)
 from syrtos.report.ledger_lines import (
     is_sound_epoch,
     is_sound_line,
@@ -37,6 +28,7 @@ from syrtos.report.ledger_lines import (
     without_odd_members,
 )
 from syrtos.report.summary import EVALUATION, TRAINING
+from syrtos.run_dir import RunDir
 
 Floats = npt.NDArray[np.float64]
 # lines that become columns at once: as dictionaries they take five times the memory
@@ -225,13 +217,14 @@ def load(run_dir: Path, goes_on: bool = False) -> RunRecord:
             f"There is no folder {run_dir}. Name the run directory that `syrtos run` printed."
         )
     missing: list[str] = []
-    asked = _json(run_dir / "run.json", missing)
+    files = RunDir(run_dir)
+    asked = _json(files.request_file, missing)
     request = without_odd_members(asked)
     if odd := ", ".join(asked.keys() - request.keys()):
-        missing.append(f"{run_dir / 'run.json'} is damaged, and read without: {odd}.")
+        missing.append(f"{files.request_file} is damaged, and read without: {odd}.")
     found: list[Generation] = []
     began = 0.0
-    for folder in all_folders(run_dir):
+    for folder in files.generations():
         generation = _generation(folder, began, sum(each.seconds for each in found), missing)
         began = began or generation.began
         found.append(generation)
@@ -258,7 +251,7 @@ def _cut_off(last: Generation) -> list[str]:
         return []
     found = []
     for rank in last.ranks:
-        path = ledger_path(last.folder, rank.rank)
+        path = RunDir(last.folder).ledger(rank.rank)
         # No worker of a run that has finished was killed in the middle of a line.
         if _last_byte(path) != b"\n":
             found.append(f"{path} ends in the middle of a line: what followed is not there.")
@@ -305,10 +298,10 @@ def _describe_absent_workers(
 
 
 def _generation(folder: Path, run_began: float, offset: float, missing: list[str]) -> Generation:
-    damaged: list[Path] = []
-    launcher = launcher_facts(launcher_path(folder), damaged)
+    files, damaged = RunDir(folder), list[Path]()
+    launcher = launcher_facts(files.launcher, damaged)
     missing += [f"{path} is damaged: what can't be read is left out." for path in damaged]
-    paths = ledger_paths(folder)
+    paths = files.ledgers()
     ranks = [_rank(rank, path, launcher.get("began", 0.0), missing) for rank, path in paths.items()]
     began = launcher.get("began") or min(
         (rank.facts.get("began", 0.0) for rank in ranks), default=0.0
@@ -326,9 +319,9 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
         offset=offset if run_began else 0.0,
         seconds=seconds,
         outcome=outcome,
-        epochs=list(lines(epochs_path(folder), missing, is_sound_epoch)),
-        curve=list(lines(curve_path(folder), missing, is_sound_point)),
-        usage=_usage(folder, missing),
+        epochs=list(lines(files.epochs, missing, is_sound_epoch)),
+        curve=list(lines(files.curve, missing, is_sound_point)),
+        usage=[line for path in files.usages() for line in lines(path, missing, is_sound_sample)],
     )
 
 
@@ -419,13 +412,6 @@ def _align_offsets(ranks: Sequence[WorkerRecord]) -> list[WorkerRecord]:
 
 def _ends(rank: WorkerRecord) -> Floats:
     return (rank.offset + rank.lines.start + rank.lines.wall)[rank.lines.trains]
-
-
-def _usage(folder: Path, missing: list[str]) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
-    for path in sorted(usage_path(folder, 0).parent.glob("usage-*.jsonl")):
-        found += lines(path, missing, is_sound_sample)
-    return found
 
 
 def lines(

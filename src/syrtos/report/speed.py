@@ -17,6 +17,7 @@ from syrtos.checkpoint import durable
 from syrtos.json_files import document
 from syrtos.report.ledger_lines import without_odd_members
 from syrtos.report.summary import Summary
+from syrtos.run_dir import RunDir
 
 _FILE = "speed.json"
 _ENOUGH_STEPS = 5  # for a median of steps that says something
@@ -115,7 +116,7 @@ def _speed_of(folder: Path) -> dict[str, Any]:
 
 
 def _request_of(folder: Path) -> dict[str, Any]:
-    return without_odd_members(document(folder / "run.json"))
+    return without_odd_members(RunDir(folder).request())
 
 
 def _earlier(run_dir: Path, request: Mapping[str, Any]) -> list[Path]:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from syrtos.observe.ledger import launcher_path, ledger_paths
 from syrtos.report.ledger_lines import launcher_facts, sound_lines
+from syrtos.run_dir import RunDir
 
 # The kinds of time of a worker, in the order in which they are shown, and their names on the
 # screen.
@@ -279,7 +279,7 @@ class _Generation:
         self.damaged: list[Path] = []
         self.ranks = _tallies(folder, self.damaged)
         self.first = self.ranks[0] if self.ranks else Tally()
-        self.launcher = launcher_facts(launcher_path(folder), self.damaged)
+        self.launcher = launcher_facts(RunDir(folder).launcher, self.damaged)
         self.completed = [rank.complete_seconds(self.launcher) for rank in self.ranks]
         lasted = max(self.launcher.get("ended", 0.0) - self.launcher.get("began", 0.0), 0.0)
         self.seconds = max((sum(seconds.values()) for seconds in self.completed), default=lasted)
@@ -341,7 +341,7 @@ def _restarts(generations: list[_Generation]) -> Restarts:
 def _tallies(folder: Path, damaged: list[Path]) -> list[Tally]:
     """Returns the sums of all ledgers of a generation, by rank."""
     found = []
-    for _, path in sorted(ledger_paths(folder).items()):
+    for path in RunDir(folder).ledgers().values():
         found.append(Tally())
         for line in sound_lines(path, damaged):
             found[-1].add(line)

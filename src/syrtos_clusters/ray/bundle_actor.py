@@ -14,6 +14,7 @@ from typing import Any
 
 from syrtos.launch.processes import signalling
 from syrtos.launch.remote.held_call import HeldCall
+from syrtos.run_dir import RunDir
 from syrtos.settings import environment, is_harmless
 from syrtos_clusters.ray import links
 
@@ -108,9 +109,8 @@ class WorkerPlace:
 
     def epochs(self, run_dir: str) -> dict[str, list[str]]:
         """Returns the lines about ends of epochs that rank 0 wrote on this node, by file name."""
-        found = Path(run_dir).glob("generation-*/ledger/epochs.jsonl")
-        first = Path(run_dir, "ledger", "epochs.jsonl")
-        return {str(path): _lines(path) for path in (first, *sorted(found))}
+        found = [RunDir(folder).epochs for folder in RunDir(Path(run_dir)).generations()]
+        return {str(path): _lines(path) for path in found}
 
 
 def _harmless_variables() -> dict[str, str]:

@@ -12,8 +12,8 @@ from typing import Any, TypedDict
 import regex
 
 from syrtos.errors import ConfigurationError
-from syrtos.observe.ledger import epochs_path
 from syrtos.report.ledger_lines import is_sound_epoch, sound_lines
+from syrtos.run_dir import RunDir
 
 Pattern = regex.Pattern[str]
 Match = regex.Match[str]
@@ -137,11 +137,11 @@ def _number(text: str | None) -> float | None:
 
 
 def epochs(run_dir: Path) -> list[EpochFacts]:
-    """Returns the records that rank 0 has written about each epoch (`epochs_path`).
+    """Returns the records that rank 0 has written about each epoch (`RunDir.epochs`).
 
     Lines that a script has damaged are left out.
     """
-    found: Iterator[Any] = sound_lines(epochs_path(run_dir), [], is_sound_epoch)
+    found: Iterator[Any] = sound_lines(RunDir(run_dir).epochs, [], is_sound_epoch)
     return list(found)
 
 

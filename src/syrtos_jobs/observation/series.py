@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from syrtos.json_files import parse_line
-from syrtos.observe.ledger import epochs_path
+from syrtos.run_dir import RunDir
 from syrtos_jobs.store import runs
 from syrtos_jobs.store.home import write
 
@@ -187,7 +187,7 @@ def _percent(machine: Mapping[str, Any]) -> dict[str, float]:
 def _of_epochs(job_folder: Path) -> dict[str, list[Sample]]:
     found: dict[str, list[Sample]] = {}
     for run in runs.folders(job_folder):
-        for line in _lines(epochs_path(run)):
+        for line in _lines(RunDir(run).epochs):
             logs = line.get("logs")
             _add(found, line.get("time"), logs if isinstance(logs, dict) else {})
     return found

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from syrtos.launch.outcome import End, Outcome, error_line
+from syrtos.run_dir import RunDir
 from syrtos_jobs.observation.logs import LogStream
 from syrtos_jobs.requests.request import Job
 from syrtos_jobs.runner.job_command import Folders
@@ -67,7 +68,7 @@ def unlogged_failures(outcome: Outcome, run_dir: Path) -> Iterator[str]:
     if outcome.end is End.FINISHED:
         return
     for failure in outcome.failures:
-        if not (run_dir / "logs" / f"rank-{failure['rank']}.log").exists():
+        if not RunDir(run_dir).log(failure["rank"]).exists():
             yield failure["text"]
     if not outcome.failures:
         yield from (outcome.said or str(outcome)).splitlines()

@@ -18,6 +18,7 @@ from syrtos import settings
 from syrtos.engines.reservation import Node
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import Group, LaunchPlan
+from syrtos.run_dir import RunDir
 from syrtos.settings import OPTIONS_VARIABLE, Options
 from syrtos_jobs.requests import secrecy
 from syrtos_jobs.requests.request import Job
@@ -294,7 +295,7 @@ def _spec(
             **_hidden_arguments(job, place),
         },
         rank=host if copies else None,
-        output=str(run_dir / "logs" / f"{job.hosts[host]}.log") if copies else "",
+        output=str(RunDir(run_dir).logs / f"{job.hosts[host]}.log") if copies else "",
     )
 
 

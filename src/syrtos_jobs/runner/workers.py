@@ -13,6 +13,7 @@ from syrtos.launch.remote.agents import Agents
 from syrtos.launch.supervise import supervise
 from syrtos.observe import steady
 from syrtos.observe.ledger import launching
+from syrtos.run_dir import RunDir
 from syrtos_jobs.observation import logs
 from syrtos_jobs.requests.request import Job
 from syrtos_jobs.runner import job_command, preparation, processes
@@ -75,7 +76,7 @@ class Workers:
 
         ``variables`` are added to the environment of the workers.
         """
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        RunDir(folder).logs.mkdir(parents=True, exist_ok=True)
         variables, reserved = {**self._variables, **variables}, self._reserved
         if reserved:
             # a node has its own
@@ -147,9 +148,9 @@ class Workers:
         found = []
         for host, take in enumerate(self._takers):
             if self._job.distribution.kind == "copies":
-                found.append((run_dir / "logs" / f"{self._job.hosts[host]}.log", take))
+                found.append((RunDir(run_dir).logs / f"{self._job.hosts[host]}.log", take))
                 continue
             per_host = self._job.distribution.per_host
             ranks = range(host * per_host, (host + 1) * per_host)
-            found += [(run_dir / "logs" / f"rank-{rank}.log", take) for rank in ranks]
+            found += [(RunDir(run_dir).log(rank), take) for rank in ranks]
         return found

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Required, TypedDict
 
-from syrtos.launch.generations import all_folders
+from syrtos.run_dir import RunDir
 from syrtos_jobs.requests.request import Job
 from syrtos_jobs.store.home import write as write_file
 
@@ -92,4 +92,4 @@ def attempts(job_folder: Path) -> list[Path]:
 
 def folders(job_folder: Path) -> list[Path]:
     """Returns the run directories of all generations of all attempts, in order."""
-    return [folder for attempt in attempts(job_folder) for folder in all_folders(attempt)]
+    return [folder for attempt in attempts(job_folder) for folder in RunDir(attempt).generations()]

@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 
 from syrtos.checkpoint.encoding import pack
-from syrtos.cli.execution import (
-    _GenerationStarter,
-    _goes_on,
-    _may_be_forgotten,
-    execute,
-    this_machine,
-)
+from syrtos.cli.earlier_run import _goes_on, _may_be_forgotten
+from syrtos.cli.execution import execute, this_machine
+from syrtos.cli.generation_starter import GenerationStarter
 from syrtos.cli.run_request import KeptRequest, RunRequest, note, read_request
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import document
@@ -224,7 +220,7 @@ def test_a_script_that_changed_before_a_restart_is_told(
     script = tmp_path / "train.py"
     script.write_text("import keras")
     nothing: Any = None
-    starter = _GenerationStarter(nothing, nothing, nothing, nothing, 0.0, nothing)
+    starter = GenerationStarter(nothing, nothing, nothing, nothing, 0.0, nothing)
     for text, is_told in (("import keras", False), ("import keras", False), ("pass", True)):
         script.write_text(text)
         starter._tell_change(str(script))

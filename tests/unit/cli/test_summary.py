@@ -12,15 +12,15 @@ import pytest
 from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.launch.outcome import End, Outcome
-from syrtos.observe.ledger import launcher_path, ledger_path
 from syrtos.report import facts
 from syrtos.report.read import load
+from syrtos.run_dir import RunDir
 
 WORKERS: dict[int, dict[str, Any]] = {0: {"host": "a", "pid": 10}, 1: {"host": "b", "pid": 101}}
 
 
 def train(run_dir: Path, rank: int, waited: float, **line: Any) -> None:
-    path = ledger_path(run_dir, rank)
+    path = RunDir(run_dir).ledger(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     step = {
         "phase": "train",
@@ -75,7 +75,7 @@ def test_a_line_that_no_worker_writes_is_left_out_and_its_file_named(
 ) -> None:
     for rank in (0, 1):
         train(tmp_path, rank, waited=0.0)
-    path = ledger_path(tmp_path, 1)
+    path = RunDir(tmp_path).ledger(1)
     path.write_bytes(path.read_bytes() + line + b"\n")
     print_summary(tmp_path)
     said = capsys.readouterr().err
@@ -94,13 +94,13 @@ def test_what_a_launcher_has_not_written_is_left_out_and_its_file_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     train(tmp_path, 0, waited=0.0)
-    launcher_path(tmp_path).write_text(text)
+    RunDir(tmp_path).launcher.write_text(text)
     print_summary(tmp_path)
     said = capsys.readouterr().err
-    assert f"{launcher_path(tmp_path)} is damaged" in said
+    assert f"{RunDir(tmp_path).launcher} is damaged" in said
     assert "1,500 (median" in said
     report = load(tmp_path)
-    assert any(str(launcher_path(tmp_path)) in sentence for sentence in report.missing)
+    assert any(str(RunDir(tmp_path).launcher) in sentence for sentence in report.missing)
     facts.of_run(report)
 
 
@@ -118,7 +118,7 @@ def test_no_kind_of_record_changes_how_a_run_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, 0, waited=0.0)
-    path = ledger_path(tmp_path, 0)
+    path = RunDir(tmp_path).ledger(0)
     path.write_text('{"phase": "facts", "input": ["of no known kind"]}\n' + path.read_text())
     print_summary(tmp_path, full=True)
     assert f"no summary, as the record in {tmp_path} is damaged" in capsys.readouterr().err
@@ -133,7 +133,7 @@ def test_the_short_form_has_ten_lines_and_each_advice_once(
     kinds = dict.fromkeys(("input", "update", "exchange", "callbacks", "rest"), 0.001)
     for rank, waited in ((0, 0.0065), (1, 0.0)):
         train(tmp_path / "two", rank, waited, wall=0.03, compute=0.025 - waited, **kinds)
-        with ledger_path(tmp_path / "two", rank).open("a") as file:
+        with RunDir(tmp_path / "two").ledger(rank).open("a") as file:
             file.write(json.dumps({"phase": "facts", **facts}) + "\n")
     train(tmp_path / "one", 0, 0.0, wall=0.02, compute=0.02, samples=16.0)
     request = {"sha256": "1", "program": {"name": "train.py"}, "options": {"batch": "global"}}
@@ -203,7 +203,7 @@ def test_hosts_that_wait_for_their_network_are_told_what_helps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], is_told: bool
 ) -> None:
     train(tmp_path, 0, waited=0.2, exchange=0.3, compute=0.5)
-    with ledger_path(tmp_path, 0).open("a") as file:
+    with RunDir(tmp_path).ledger(0).open("a") as file:
         file.write(json.dumps({"phase": "facts", **facts}) + "\n")
     print_summary(tmp_path)
     screen = capsys.readouterr().err
@@ -234,7 +234,7 @@ def test_a_run_that_spends_its_time_in_updates_is_told_what_helps(
 ) -> None:
     for rank in range(2):
         train(tmp_path, rank, waited=0.0, update=update, compute=1 - update)
-    with ledger_path(tmp_path, 0).open("a") as file:
+    with RunDir(tmp_path).ledger(0).open("a") as file:
         file.write(json.dumps({"phase": "facts", **facts}) + "\n")
     print_summary(tmp_path)
     screen = capsys.readouterr().err
@@ -272,7 +272,7 @@ def test_what_is_sent_and_updated_is_said(
 ) -> None:
     train(tmp_path, 0, waited=0.2)
     train(tmp_path, 1, waited=0.2)
-    with ledger_path(tmp_path, 0).open("a") as file:
+    with RunDir(tmp_path).ledger(0).open("a") as file:
         file.write(json.dumps({"phase": "facts", **facts}) + "\n")
     print_summary(tmp_path, full=True)
     assert says in " ".join(capsys.readouterr().err.split())
@@ -290,7 +290,7 @@ def test_training_that_waits_for_data_is_told_what_helps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, str], advice: str
 ) -> None:
     train(tmp_path, 0, waited=0.0, input=0.25, compute=0.75)
-    with ledger_path(tmp_path, 0).open("a") as file:
+    with RunDir(tmp_path).ledger(0).open("a") as file:
         file.write(json.dumps({"phase": "facts", **facts}) + "\n")
         file.write(json.dumps({"phase": "script", "wall": 4000.0, "rest": 4000.0}) + "\n")
     print_summary(tmp_path)
@@ -312,7 +312,7 @@ def test_generations_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     train(tmp_path, 0, waited=0.0)
     train(tmp_path / "generation-2", 0, waited=0.0)
     for folder, began in ((tmp_path, 0.0), (tmp_path / "generation-2", 1510.0)):
-        with ledger_path(folder, 0).open("r+") as file:
+        with RunDir(folder).ledger(0).open("r+") as file:
             lines = file.read()
             file.seek(0)
             facts = {"phase": "facts", "began": began, **({"trained": 1000} if began else {})}
@@ -323,7 +323,7 @@ def test_generations_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 + "\n"
             )
             file.write(lines)
-        launcher_path(folder).write_text(
+        RunDir(folder).launcher.write_text(
             json.dumps({"began": began, "ended": began + 1530.0 - (20.0 if began else 0)})
         )
     print_summary(tmp_path)
@@ -341,7 +341,7 @@ def test_generations_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (newest / "rank-0.jsonl").write_text(json.dumps({"phase": "facts", "began": 3100.0}) + "\n")
     print_summary(tmp_path)
     assert "the run ended before training went on" in capsys.readouterr().err
-    launcher_path(tmp_path).unlink()
+    RunDir(tmp_path).launcher.unlink()
     print_summary(tmp_path)
     said = capsys.readouterr().err
     assert "what they cost could not be recorded" in said

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from syrtos.launch.generations import all_folders, next_generation
+from syrtos.launch.generations import next_generation
+from syrtos.run_dir import RunDir
 
 
 def test_only_folders_of_generations_count(tmp_path: Path) -> None:
@@ -16,9 +17,13 @@ def test_only_folders_of_generations_count(tmp_path: Path) -> None:
         "generation-x",
     ):
         (tmp_path / name).mkdir()
-    assert all_folders(tmp_path) == [tmp_path]
+    assert RunDir(tmp_path).generations() == [tmp_path]
     (tmp_path / "generation-2" / "logs").mkdir()
     (tmp_path / "generation-3" / "launcher.json").touch()
-    assert all_folders(tmp_path) == [tmp_path, tmp_path / "generation-2", tmp_path / "generation-3"]
+    assert RunDir(tmp_path).generations() == [
+        tmp_path,
+        tmp_path / "generation-2",
+        tmp_path / "generation-3",
+    ]
     assert next_generation(tmp_path, resume=True) == 4
     assert next_generation(tmp_path, resume=False) == 1

@@ -14,16 +14,9 @@ from typing import Any
 import pytest
 
 from syrtos.observe.clock import KINDS, Clock
-from syrtos.observe.ledger import (
-    Ledger,
-    curve_path,
-    epochs_path,
-    forget,
-    launcher_path,
-    launching,
-    ledger_path,
-)
+from syrtos.observe.ledger import Ledger, forget, launching
 from syrtos.observe.unrecorded import Unrecorded
+from syrtos.run_dir import RunDir
 
 
 class Run:
@@ -47,7 +40,7 @@ class Run:
     def lines(self) -> list[dict[str, Any]]:
         found = [
             json.loads(line)
-            for line in ledger_path(self.folder, self.rank).read_text().splitlines()
+            for line in RunDir(self.folder).ledger(self.rank).read_text().splitlines()
         ]
         return [line for line in found if line["phase"] != "facts"]
 
@@ -182,7 +175,7 @@ def test_time_outside_of_steps_is_written_before_the_next_if_it_is_long(run: Run
 def test_epochs_are_written_by_rank_0_alone(tmp_path: Path) -> None:
     for rank in (0, 1):
         Run(tmp_path, rank).ledger.epoch(epoch=1, logs={"loss": 0.5})
-    (line,) = epochs_path(tmp_path).read_text().splitlines()
+    (line,) = RunDir(tmp_path).epochs.read_text().splitlines()
     assert json.loads(line)["logs"] == {"loss": 0.5}
 
 
@@ -202,7 +195,7 @@ def test_what_was_counted_before_it_was_opened_is_written(tmp_path: Path) -> Non
     now[0] += 2.0
     ledger.open(str(tmp_path), 0)
     ledger.close()
-    last = json.loads(ledger_path(tmp_path, 0).read_text().splitlines()[-1])
+    last = json.loads(RunDir(tmp_path).ledger(0).read_text().splitlines()[-1])
     assert last == {"phase": "script", "wall": 3.0, "start": 3.0}
 
 
@@ -218,7 +211,7 @@ def test_a_closed_ledger_takes_no_more_and_does_not_mind(run: Run) -> None:
 def test_a_full_disk_ends_the_record_and_not_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = ledger_path(tmp_path, 0)
+    path = RunDir(tmp_path).ledger(0)
     path.parent.mkdir()
     path.symlink_to("/dev/full")
     run = Run(tmp_path)
@@ -232,7 +225,7 @@ def test_a_full_disk_ends_the_record_and_not_the_training(
 def test_a_disk_that_is_full_at_the_end_of_the_record_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = ledger_path(tmp_path, 0)
+    path = RunDir(tmp_path).ledger(0)
     path.parent.mkdir()
     run = Run(tmp_path)
     run.step()
@@ -285,22 +278,22 @@ def test_a_worker_that_is_killed_loses_no_step(tmp_path: Path) -> None:
         [sys.executable, "-c", KILLED, str(tmp_path)], check=False, env=dict(os.environ)
     )
     assert done.returncode == -signal.SIGKILL
-    lines = [json.loads(line) for line in ledger_path(tmp_path, 0).read_text().splitlines()]
+    lines = [json.loads(line) for line in RunDir(tmp_path).ledger(0).read_text().splitlines()]
     assert [line["step"] for line in lines if line["phase"] == "train"] == list(range(50))
 
 
 def test_the_launcher_says_when_a_run_began_and_ended(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), launching(tmp_path, began=12.0):
         raise KeyboardInterrupt
-    said = json.loads(launcher_path(tmp_path).read_text())
+    said = json.loads(RunDir(tmp_path).launcher.read_text())
     assert said["began"] == 12.0
     assert said["ended"] > 12.0
 
 
 def test_what_an_earlier_run_left_is_forgotten_and_nothing_else(tmp_path: Path) -> None:
     left = [
-        ledger_path(tmp_path, 3),
-        launcher_path(tmp_path),
+        RunDir(tmp_path).ledger(3),
+        RunDir(tmp_path).launcher,
         tmp_path / "logs" / "rank-3.log",
         tmp_path / "logs" / "rank-12.failure",
     ]
@@ -326,7 +319,7 @@ def test_the_last_point_of_the_curves_is_recorded_at_the_end(run: Run) -> None:
     for batch in range(3):
         run.ledger.point(lambda batch=batch: {"batch": batch})
     run.ledger.close()
-    points = [json.loads(line) for line in curve_path(run.folder).read_text().splitlines()]
+    points = [json.loads(line) for line in RunDir(run.folder).curve.read_text().splitlines()]
     assert [point["batch"] for point in points] == [0, 2]
 
 
@@ -335,4 +328,4 @@ def test_the_end_of_an_epoch_stands_for_its_last_point(run: Run) -> None:
         run.ledger.point(lambda batch=batch: {"batch": batch})
     run.ledger.epoch(epoch=1)
     run.ledger.close()
-    assert len(curve_path(run.folder).read_text().splitlines()) == 1
+    assert len(RunDir(run.folder).curve.read_text().splitlines()) == 1

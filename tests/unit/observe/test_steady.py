@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from syrtos.observe import steady
-from syrtos.observe.ledger import Ledger, epochs_path, launcher_path, launching
+from syrtos.observe.ledger import Ledger, launching
+from syrtos.run_dir import RunDir
 from syrtos.settings import MOMENT_VARIABLE
 
 DAY = 86400.0
@@ -48,9 +49,9 @@ def test_the_clock_may_be_set_while_a_run_is_recorded(tmp_path: Path) -> None:
         ledger.open(str(tmp_path), 0)
         ledger.epoch(epoch=1)
         ledger.close()
-    facts = json.loads(launcher_path(tmp_path).read_text())
+    facts = json.loads(RunDir(tmp_path).launcher.read_text())
     assert 0 <= facts["ended"] - facts["began"] < 60
-    assert abs(json.loads(epochs_path(tmp_path).read_text())["time"] - began) < 60
+    assert abs(json.loads(RunDir(tmp_path).epochs.read_text())["time"] - began) < 60
 
 
 @pytest.mark.usefixtures("set_clock")

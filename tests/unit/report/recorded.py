@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from syrtos.observe.ledger import curve_path, epochs_path, launcher_path, ledger_path
+from syrtos.run_dir import RunDir
 
 Line = dict[str, Any]
 
@@ -43,19 +43,19 @@ def generation(
     began, ended = began + 1000.0, None if ended is None else ended + 1000.0
     for rank, lines in enumerate(ranks):
         first = {"phase": "facts", "began": began + 0.5, "host": "here"}
-        write(ledger_path(folder, rank), [first, {"phase": "facts", **(facts or {})}, *lines])
+        write(RunDir(folder).ledger(rank), [first, {"phase": "facts", **(facts or {})}, *lines])
     launcher: Line = {"began": began}
     if ended is not None:
         launcher |= {
             "ended": ended,
             "outcome": {"end": outcome, "code": 0, "text": f"{outcome.lower()}."},
         }
-    launcher_path(folder).write_text(json.dumps(launcher))
+    RunDir(folder).launcher.write_text(json.dumps(launcher))
 
 
 def epochs(folder: Path, rows: Sequence[Line]) -> None:
-    write(epochs_path(folder), rows)
+    write(RunDir(folder).epochs, rows)
 
 
 def curve(folder: Path, rows: Sequence[Line]) -> None:
-    write(curve_path(folder), rows)
+    write(RunDir(folder).curve, rows)

@@ -10,10 +10,10 @@ from recorded import curve, epochs, generation, step
 from rich.console import Console
 
 from syrtos.errors import ConfigurationError
-from syrtos.observe.ledger import launcher_path, ledger_path
 from syrtos.report import compare, facts, page, text
 from syrtos.report.facts import shown_arguments
 from syrtos.report.read import load
+from syrtos.run_dir import RunDir
 
 
 def trained(folder: Path, wall: float = 0.1, ranks: int = 2) -> None:
@@ -36,7 +36,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_damage_is_told(tmp_path: Path) -> None:
     trained(tmp_path)
-    path = ledger_path(tmp_path, 0)
+    path = RunDir(tmp_path).ledger(0)
     whole = path.read_text().splitlines()
     path.write_text("\n".join([*whole[:10], "{broken", "[1]", *whole[10:]]) + '\n{"phase": "tra')
     found = facts.of_run(load(tmp_path))
@@ -48,7 +48,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
 
 def test_an_older_record(tmp_path: Path) -> None:
     """Without the start of processes, outcomes, curves, samples of machines, and with a kind of time that is no more."""
-    path = ledger_path(tmp_path, 0)
+    path = RunDir(tmp_path).ledger(0)
     path.parent.mkdir(parents=True)
     line = {
         "phase": "train",
@@ -185,7 +185,7 @@ def test_the_forms_of_a_report(tmp_path: Path) -> None:
 
 def test_a_page_of_a_run_that_goes_on_reads_itself_again(tmp_path: Path) -> None:
     trained(tmp_path)
-    launcher_path(tmp_path).write_text(json.dumps({"began": 100.0}))
+    RunDir(tmp_path).launcher.write_text(json.dumps({"began": 100.0}))
     assert 'http-equiv="refresh"' in page.page(
         [facts.of_run(load(tmp_path, goes_on=True))], live=True
     )
@@ -262,7 +262,7 @@ def test_steps_that_were_executed_as_one_are_late_together(tmp_path: Path) -> No
 
 def test_a_ledger_that_was_cut_between_two_lines(tmp_path: Path) -> None:
     trained(tmp_path)
-    path = ledger_path(tmp_path, 0)
+    path = RunDir(tmp_path).ledger(0)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:32]))
     (sentence,) = facts.of_run(load(tmp_path))["missing"]
     assert "different numbers of training steps (29 and 60)" in sentence

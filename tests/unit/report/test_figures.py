@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from recorded import epochs, generation, step
 
 from syrtos.errors import ConfigurationError
-from syrtos.observe.ledger import ledger_path
 from syrtos.report import prometheus
 from syrtos.report.figures import Figures
+from syrtos.run_dir import RunDir
 
 
 def test_only_what_is_new_is_a_point(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_only_what_is_new_is_a_point(tmp_path: Path) -> None:
     assert figures.steps == 4
     assert figures.step_seconds == pytest.approx(0.1)
     assert figures.samples_per_second == pytest.approx(160)
-    with ledger_path(tmp_path, 0).open("a") as file:
+    with RunDir(tmp_path).ledger(0).open("a") as file:
         file.write(json.dumps(step(4)) + '\n{"phase": "tr')
     assert figures.points() == []
     assert figures.steps == 5

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from syrtos.cli import main
-from syrtos.observe.ledger import ledger_path
 from syrtos.report import forecast, speed
 from syrtos.report.forecast import Layout, Link, MeasuredStep
+from syrtos.run_dir import RunDir
 
 STEP = MeasuredStep(
     workers=2,
@@ -31,7 +31,7 @@ LINK = Link(latency=1e-4, bandwidth=1e9)
 
 def write(run_dir: Path, ranks: int = 2, steps: int = 6, **facts: Any) -> None:
     for rank in range(ranks):
-        path = ledger_path(run_dir, rank)
+        path = RunDir(run_dir).ledger(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         lines: list[dict[str, Any]] = [{"phase": "facts", "began": 1.0}]
         for step in range(steps):

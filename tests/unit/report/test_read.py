@@ -12,11 +12,11 @@ from recorded import curve, epochs, generation, step, write
 
 from syrtos.cli import main
 from syrtos.cli.summary import print_summary
-from syrtos.observe.ledger import launcher_path, usage_path
 from syrtos.report import facts, page, prometheus, text
 from syrtos.report.figures import Figures
 from syrtos.report.progress import read_progress
 from syrtos.report.read import load
+from syrtos.run_dir import RunDir
 
 WHOLE = [b"", b"\0\xff\n", b"{", b"[]\n", b"7\n", b"null\n", b"[" * 9999 + b"\n"]
 ODD = ("odd", [], {}, None, 1e400, 10**400, float("nan"), -1, True)
@@ -32,7 +32,7 @@ def run_dir(tmp_path: Path) -> Path:
     machine = {"number": 0, "cpu": 9.0, "cores": 2, "memory": 1, "memory_total": 2, "read": None, "gpus": []}  # fmt: skip
     sample = {"cpu_seconds": 0.5, "memory": 5, "rank": 0, "machine": machine}
     samples = [{"time": 1000.0 + at, "trained": at, **sample} for at in range(5)]
-    write(usage_path(tmp_path, 0), samples)
+    write(RunDir(tmp_path).usage(0), samples)
     request = {"program": {"name": "a.py", "arguments": ["--lr", "1"]}, "workers": 2, "options": {"timeout": 3.0}, "versions": {"keras": "3"}}  # fmt: skip
     (tmp_path / "run.json").write_text(json.dumps({**request, "sha256": "a", "elastic": None}))
     return tmp_path
@@ -84,7 +84,7 @@ def test_what_keras_does_not_know_is_no_damage(run_dir: Path) -> None:
 def test_what_is_lost_is_not_known_where_no_launcher_could_write(run_dir: Path) -> None:
     generation(run_dir / "generation-2", 9.0, 12.0, [[step(number) for number in range(5)]])
     assert facts.of_run(load(run_dir))["goodput"] < 1
-    launcher_path(run_dir).unlink()
+    RunDir(run_dir).launcher.unlink()
     found = facts.of_run(load(run_dir))
     assert found["goodput"] is None
     text.report(found)

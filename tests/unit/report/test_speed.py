@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from syrtos.observe.ledger import ledger_path
 from syrtos.report import speed
 from syrtos.report.summary import Summary, summarize
+from syrtos.run_dir import RunDir
 
 REQUEST = {
     "sha256": "1",
@@ -40,7 +40,7 @@ def run_of(
     }
     lines = [{**step, "wall": 9.0, "compute": 9.0}] + [{**step, "wall": compute + wait}] * 20
     for rank in range(workers):
-        path = ledger_path(folder, rank)
+        path = RunDir(folder).ledger(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "run.json").write_text(json.dumps(REQUEST | dict(request)))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.observe.clock import KINDS
-from syrtos.observe.ledger import launcher_path, ledger_path
 from syrtos.report.summary import SHARES, imported_before, summarize
+from syrtos.run_dir import RunDir
 
 Record = dict[str, Any]
 seconds = st.floats(0, 100)
@@ -47,7 +47,7 @@ def spent(phase: str, *, in_fit: bool = False, **kinds: float) -> Record:
 
 def write(folder: Path, *ranks: list[Record], tail: str = "") -> Path:
     for rank, records in enumerate(ranks):
-        path = ledger_path(folder, rank)
+        path = RunDir(folder).ledger(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
     return folder
@@ -127,7 +127,7 @@ def test_what_lies_before_and_after_a_workers_lines_is_the_runs(tmp_path: Path) 
         tmp_path,
         [{"phase": "facts", "began": 101.0}, spent("script", start=1.0, rest=2.0), step(3.0)],
     )
-    launcher_path(tmp_path).write_text(json.dumps({"began": 100.0, "ended": 110.0}))
+    RunDir(tmp_path).launcher.write_text(json.dumps({"began": 100.0, "ended": 110.0}))
     summary = summarize(tmp_path)
     assert summary.seconds == pytest.approx(10.0)
     assert summary.shares["start"] == pytest.approx(0.2)
@@ -142,7 +142,7 @@ def test_a_host_whose_clock_is_wrong_adds_no_time(tmp_path: Path) -> None:
         [{"phase": "facts", "began": 4000.0}, step(3.0)],
         [{"phase": "facts", "began": 1.0}, step(3.0)],
     )
-    launcher_path(tmp_path).write_text(json.dumps({"began": 100.0, "ended": 104.0}))
+    RunDir(tmp_path).launcher.write_text(json.dumps({"began": 100.0, "ended": 104.0}))
     summary = summarize(tmp_path)
     assert summary.seconds == pytest.approx(4.0)
     assert sum(summary.shares.values()) == pytest.approx(1.0)
@@ -206,7 +206,7 @@ def test_time_outside_of_steps_is_no_step(tmp_path: Path) -> None:
 
 def test_half_a_line_of_a_killed_worker_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, [spent("fit", exchange=0.25)])
-    with ledger_path(tmp_path, 0).open("a") as file:
+    with RunDir(tmp_path).ledger(0).open("a") as file:
         file.write(json.dumps(spent("fit", exchange=0.75)) + "\n" + json.dumps(step())[:-3])
     summary = summarize(tmp_path)
     assert (summary.shares["exchange"], summary.steps) == (1.0, 0)
@@ -217,8 +217,8 @@ def generation(folder: Path, began: float, ended: float, steps: int, trained: in
     if steps:
         facts = {"phase": "facts", "began": began, **({"trained": trained} if trained else {})}
         write(folder, [facts, spent("script", rest=20.0), *([step()] * steps)])
-    launcher_path(folder).parent.mkdir(parents=True, exist_ok=True)
-    launcher_path(folder).write_text(json.dumps({"began": began, "ended": ended}))
+    RunDir(folder).launcher.parent.mkdir(parents=True, exist_ok=True)
+    RunDir(folder).launcher.write_text(json.dumps({"began": began, "ended": ended}))
     return folder
 
 
@@ -245,9 +245,9 @@ def test_what_restarts_cost_is_not_known_where_no_launcher_could_write(tmp_path:
     one = generation(tmp_path / "1", 0, 125, 100)
     two = generation(tmp_path / "2", 125, 155, 10, trained=90)
     assert summarize(one, two).restarts.are_recorded
-    launcher_path(one).write_text('{"began": 0}')  # a launcher that was killed
+    RunDir(one).launcher.write_text('{"began": 0}')  # a launcher that was killed
     assert summarize(one, two).restarts.are_recorded
-    launcher_path(two).unlink()
+    RunDir(two).launcher.unlink()
     assert not summarize(one, two).restarts.are_recorded
 
 

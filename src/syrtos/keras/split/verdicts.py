@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from syrtos.comm.world import Session
 from syrtos.keras.split.comparison import Row
-from syrtos.observe.ledger import verified_path
+from syrtos.run_dir import RunDir
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
@@ -85,7 +85,7 @@ class Verifying:
                 "operations": operations,
                 "rows": [dataclasses.asdict(row) for row in rows],
             }
-            with verified_path(Path(session.options.run_dir)).open("a") as file:
+            with RunDir(Path(session.options.run_dir)).comparisons.open("a") as file:
                 file.write(json.dumps(found) + "\n")
 
 

@@ -103,7 +103,8 @@ def may_be_recorded() -> bool:
 def value_of(variable: tf.Variable) -> tf.Tensor:
     """Returns a variable's value, without telling a step that it is read."""
     # TensorFlow's stub does not say that this class is a base of its variables.
-    return BaseResourceVariable.read_value(cast("BaseResourceVariable", variable))
+    value = BaseResourceVariable.read_value(cast("BaseResourceVariable", variable))
+    return cast("tf.Tensor", value)
 
 
 def set_value(variable: tf.Variable, value: tf.Tensor) -> None:

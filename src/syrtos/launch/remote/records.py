@@ -14,13 +14,13 @@ from typing import Any
 
 from syrtos.launch.plan import LaunchPlan
 from syrtos.launch.terminal import output
-from syrtos.observe.ledger import ledger_path, usage_path
+from syrtos.run_dir import RunDir
 from syrtos.settings import options_from
 
 # Bytes that are read at a time: packed, they pass even a slow link before the launcher takes the
 # host for lost.
 _PIECE = 1 << 20
-_KINDS = {"ledger": ledger_path, "usage": usage_path}
+_KINDS = {"ledger": RunDir.ledger, "usage": RunDir.usage}
 # seconds for all ledgers: a report may lack some, but the next generation must not wait for them
 _LONGEST_WAIT = 30.0
 
@@ -32,7 +32,7 @@ def pieces(run_dir: Path, ranks: Collection[int]) -> Iterator[tuple[bytes, dict[
     """
     for rank in ranks:
         for kind, path_of in _KINDS.items():
-            path = path_of(run_dir, rank)
+            path = path_of(RunDir(run_dir), rank)
             if not path.is_file():
                 continue
             with path.open("rb") as file:
@@ -54,7 +54,7 @@ def forget(run_dir: Path, ranks: Collection[int]) -> None:
     """
     for rank in ranks:
         for path_of in _KINDS.values():
-            path_of(run_dir, rank).unlink(missing_ok=True)
+            path_of(RunDir(run_dir), rank).unlink(missing_ok=True)
 
 
 class MissingRecords:
@@ -74,7 +74,7 @@ class MissingRecords:
         """Returns a host's ranks whose ledgers are not here, and expects those from its agent."""
         run_dir = Path(self._run_dir)
         found = [
-            rank for rank in self._ranks.get(host, ()) if not ledger_path(run_dir, rank).exists()
+            rank for rank in self._ranks.get(host, ()) if not RunDir(run_dir).ledger(rank).exists()
         ]
         if found:
             self._awaited[host] = threading.Event()
@@ -85,7 +85,7 @@ class MissingRecords:
         rank, kind = message["rank"], message["file"]
         if kind not in _KINDS or rank not in self._ranks.get(host, ()):
             return
-        path = _KINDS[kind](Path(self._run_dir), rank)
+        path = _KINDS[kind](RunDir(Path(self._run_dir)), rank)
         # A report that is made meanwhile reads no half of a file.
         partial = path.with_suffix(".partial")
         try:

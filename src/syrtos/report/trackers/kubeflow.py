@@ -18,11 +18,10 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.json_files import Tail
-from syrtos.launch.generations import all_folders
-from syrtos.observe.ledger import epochs_path
 from syrtos.report.figures import FiguresPoint
 from syrtos.report.ledger_lines import is_sound_point
 from syrtos.report.trackers import About, Ended, Tracker
+from syrtos.run_dir import RunDir
 from syrtos.settings import KUBEFLOW_VARIABLES, environment
 
 # The seconds that the controller wants between two reports (Trainer's user guide, "TrainJob
@@ -78,8 +77,8 @@ class Kubeflow(Tracker):
         The progress is in percent of its epochs. The seconds follow from its pace. Unknown values
         are left out.
         """
-        for folder in all_folders(self._folder):
-            path = epochs_path(folder)
+        for folder in RunDir(self._folder).generations():
+            path = RunDir(folder).epochs
             self._epochs += self._tails.setdefault(path, Tail(path, is_sound_point)).read()
         last = self._epochs[-1] if self._epochs else {}
         epoch, epochs = last.get("epoch"), last.get("epochs")

@@ -10,7 +10,7 @@ import pytest
 from syrtos.launch.plan import Group, LaunchPlan
 from syrtos.launch.remote import records
 from syrtos.launch.remote.records import MissingRecords
-from syrtos.observe.ledger import ledger_path, usage_path
+from syrtos.run_dir import RunDir
 from syrtos.settings import OPTIONS_VARIABLE
 
 
@@ -30,7 +30,7 @@ def written(path: Path, text: str) -> Path:
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     """The launcher's run directory, with the ledger of its own worker."""
-    written(ledger_path(tmp_path / "here", 0), "rank 0\n")
+    written(RunDir(tmp_path / "here").ledger(0), "rank 0\n")
     return tmp_path / "here"
 
 
@@ -38,9 +38,9 @@ def test_what_is_not_here_comes_whole(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_PIECE", 5)
-    written(ledger_path(tmp_path / "there", 1), "of rank 1, in several pieces\n")
-    written(usage_path(tmp_path / "there", 1), "12345")  # as long as a piece
-    written(ledger_path(here, 1).with_suffix(".partial"), "of an agent that was lost")
+    written(RunDir(tmp_path / "there").ledger(1), "of rank 1, in several pieces\n")
+    written(RunDir(tmp_path / "there").usage(1), "12345")  # as long as a piece
+    written(RunDir(here).ledger(1).with_suffix(".partial"), "of an agent that was lost")
     found = MissingRecords(plan(here))
     assert found.missing("a") == []
     assert found.missing("b") == [1, 2]
@@ -48,9 +48,9 @@ def test_what_is_not_here_comes_whole(
         found.take("b", {**facts, "data": data})
     found.all_are_here("b")
     found.wait()
-    assert ledger_path(here, 1).read_text() == "of rank 1, in several pieces\n"
-    assert usage_path(here, 1).read_text() == "12345"
-    assert not ledger_path(here, 2).exists()
+    assert RunDir(here).ledger(1).read_text() == "of rank 1, in several pieces\n"
+    assert RunDir(here).usage(1).read_text() == "12345"
+    assert not RunDir(here).ledger(2).exists()
 
 
 def test_a_host_writes_the_files_of_its_own_ranks_alone(here: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_host_writes_the_files_of_its_own_ranks_alone(here: Path) -> None:
     (data, facts), *_ = records.pieces(here, [0])
     found.take("b", {**facts, "data": data + b"", "rank": 0})
     found.take("b", {**facts, "data": data, "rank": 1, "file": "../../x"})
-    assert ledger_path(here, 0).read_text() == "rank 0\n"
+    assert RunDir(here).ledger(0).read_text() == "rank 0\n"
     assert sorted(path.name for path in (here / "ledger").iterdir()) == ["rank-0.jsonl"]
 
 
@@ -71,6 +71,6 @@ def test_nothing_is_asked_of_commands_and_of_this_machine(here: Path) -> None:
 
 
 def test_files_of_an_earlier_run_are_not_sent(here: Path) -> None:
-    written(usage_path(here, 1), "old")
+    written(RunDir(here).usage(1), "old")
     records.forget(here, [0, 1])
     assert list(records.pieces(here, [0, 1])) == []

@@ -18,7 +18,7 @@ from botocore.loaders import Loader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from syrtos.observe.ledger import epochs_path, usage_path
+from syrtos.run_dir import RunDir
 from syrtos_jobs.api.service import ApiError
 from syrtos_jobs.credentials import job_secret
 from syrtos_jobs.http import model, protocols
@@ -71,12 +71,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add(found, "keras", {}, *ENDED)
     run_dir = home.job("keras") / "attempt-1"
     write(
-        epochs_path(run_dir),
+        RunDir(run_dir).epochs,
         [{"time": BEGAN + 60.0 * k, "logs": {"loss": 3.0 - k, "val<&>": 1}} for k in range(3)],
     )
     machine = {"number": 0, "cpu": 50.0, "cores": 2, "memory": 1, "memory_total": 4}
     write(
-        usage_path(run_dir, 0), [{"time": BEGAN + 1.0, "machine": machine}, {"time": BEGAN + 2.0}]
+        RunDir(run_dir).usage(0), [{"time": BEGAN + 1.0, "machine": machine}, {"time": BEGAN + 2.0}]
     )
     add(found, "waits", {})
     found.start()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from syrtos.observe.ledger import epochs_path, ledger_path
+from syrtos.run_dir import RunDir
 from syrtos_jobs.api.service import Service
 from syrtos_jobs.http.exposition import Exposition
 from syrtos_jobs.http.page import token
@@ -136,17 +136,17 @@ def test_figures_of_jobs_that_train(service: Service) -> None:
         add(service, name, "Downloading", "Training")
     step = {"phase": "train", "wall": 0.5, "compute": 0.5, "steps": 1, "samples": 8}
     run_dir = service.home.job("trains") / "attempt-2"
-    write(ledger_path(service.home.job("trains") / "attempt-1", 0), *[step] * 9)
-    write(ledger_path(run_dir, 0), *[step] * 3)
-    write(epochs_path(run_dir), {"epoch": 2, "time": 1.0, "trained": 3, "logs": {"loss": 0.25}})
-    write(ledger_path(service.home.job("damaged") / "attempt-1", 0), "no JSON")
+    write(RunDir(service.home.job("trains") / "attempt-1").ledger(0), *[step] * 9)
+    write(RunDir(run_dir).ledger(0), *[step] * 3)
+    write(RunDir(run_dir).epochs, {"epoch": 2, "time": 1.0, "trained": 3, "logs": {"loss": 0.25}})
+    write(RunDir(service.home.job("damaged") / "attempt-1").ledger(0), "no JSON")
     exposition = Exposition(service)
     found = scraped(exposition)
     assert found["syrtos_training_steps_total", ("trains",)] == 3
     assert found["syrtos_metric", ("trains", "loss")] == 0.25
     assert found["syrtos_epoch", ("trains",)] == 2
     assert found["syrtos_samples_per_second", ("trains",)] == 16
-    with ledger_path(run_dir, 0).open("a") as file:
+    with RunDir(run_dir).ledger(0).open("a") as file:
         file.write(json.dumps(step) + "\n")
     assert scraped(exposition)["syrtos_training_steps_total", ("trains",)] == 4
     service.store.change("trains", lambda record: record.with_transition("Uploading"))

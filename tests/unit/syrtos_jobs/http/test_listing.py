@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syrtos.observe.ledger import epochs_path
+from syrtos.run_dir import RunDir
 from syrtos_jobs.api.service import Service
 from syrtos_jobs.http import listing
 from syrtos_jobs.http.listing import Listing
@@ -113,7 +113,7 @@ def test_many_jobs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_and_the_time_that_is_left(service: Service) -> None:
     add(service, "going", "Downloading", "Training")
     add(service, "ended", *ENDS["Completed"], metrics={"acc": [0.5, 1.0], "other": [1.0, 1.0]})
-    path = epochs_path(service.home.job("going") / "attempt-1")
+    path = RunDir(service.home.job("going") / "attempt-1").epochs
     path.parent.mkdir(parents=True)
     now = time.time()
     logs = {"accuracy": 0.5, "loss": 2.0}

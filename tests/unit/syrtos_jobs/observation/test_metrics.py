@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from syrtos.errors import ConfigurationError
-from syrtos.observe.ledger import epochs_path
+from syrtos.run_dir import RunDir
 from syrtos_jobs.observation import metrics
 from syrtos_jobs.observation.metrics import Metrics
 
@@ -70,7 +70,7 @@ def test_expressions_that_can_not_be_read() -> None:
 
 
 def ledger(folder: Path, *lines: str) -> None:
-    path = epochs_path(folder)
+    path = RunDir(folder).epochs
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines))
 

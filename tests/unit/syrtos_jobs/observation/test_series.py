@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from syrtos.observe.ledger import epochs_path, usage_path
+from syrtos.run_dir import RunDir
 from syrtos_jobs.observation import series
 from syrtos_jobs.observation.series import STATISTICS, Sample, SeriesRecorder
 
@@ -116,13 +116,13 @@ def test_ends_of_epochs(tmp_path: Path) -> None:
         {"epoch": 2, "logs": {}},
     ]
     lines(
-        epochs_path(tmp_path / "attempt-1"),
+        RunDir(tmp_path / "attempt-1").epochs,
         *first,
         {"logs": None, "time": 3.0},
         {"time": "x", "logs": {"loss": 1}},
     )
     lines(
-        epochs_path(tmp_path / "attempt-2" / "generation-2"),
+        RunDir(tmp_path / "attempt-2" / "generation-2").epochs,
         {"epoch": 1, "time": 20.0, "logs": {"loss": 1.0}},
     )
     assert series.of_job(tmp_path, False) == {"loss": [at(10.0, 2.0), at(20.0, 1.0)]}
@@ -143,13 +143,13 @@ def test_instances(tmp_path: Path) -> None:
     ]
     usage = {"time": 5.0, "rank": 0, "memory": 7}
     lines(
-        usage_path(tmp_path / "attempt-1", 0),
+        RunDir(tmp_path / "attempt-1").usage(0),
         {**usage, "machine": machine},
         usage,
         {**usage, "machine": {"number": 0}},
     )
     lines(
-        usage_path(tmp_path / "attempt-1", 1),
+        RunDir(tmp_path / "attempt-1").usage(1),
         {**usage, "machine": {**machine, "number": 1, "gpus": gpus}},
         "{}",
     )
