@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,43 @@ def test_shared_memory_that_is_too_small(tmp_path: Path, script: Path) -> None:
     assert "/dev/shm has 0.1 MB free" in ended.stderr
     assert "--shm-size" in ended.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """The file that takes processes into a control group of 128 MB."""
+    for root, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path("/sys/fs/cgroup", root, f"syrtos-test-{os.getpid()}")
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(128 << 20))
+        except OSError:
+            if group.is_dir():
+                group.rmdir()
+            continue
+        yield group / "cgroup.procs"
+        group.rmdir()
+        return
+    pytest.skip("no control group for memory can be made here")
+
+
+@pytest.mark.root
+def test_a_worker_that_is_killed_for_lack_of_memory(tmp_path: Path, small_memory: Path) -> None:
+    script = tmp_path / "hog.py"
+    script.write_text(
+        "import os, syrtos\n"
+        "syrtos.init()\n"
+        "if syrtos.rank() == 1:\n"
+        f"    open({str(small_memory)!r}, 'w').write(str(os.getpid()))\n"
+        "    all = [bytes(1 << 20) + b'x' for number in range(2000)]\n"
+        "syrtos.barrier()\n"
+    )
+    ended = run(tmp_path, "-n", "2", "--max-restarts", "0", script)
+    assert ended.code == 137, ended.stderr
+    assert "rank 1" in ended.stderr
+    assert "ended by SIGKILL" in ended.stderr
+    assert re.search(r"Linux has killed \d+ process\w* of this machine for lack", ended.stderr)
+    assert "dmesg" not in ended.stderr
 
 
 def test_a_limit_that_the_launcher_meets_is_named(tmp_path: Path, script: Path) -> None:

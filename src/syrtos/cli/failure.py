@@ -47,25 +47,25 @@ def print_failure(outcome: Outcome, run_dir: Path, has_hosts: bool = False) -> N
         _print_hung(outcome, run_dir)
     elif reported and not _is_consequence(outcome):
         _print_worker(reported[0], run_dir, outcome.failed_alike)
-        _print_limit(outcome, reported[0]["rank"], reported[0]["text"], run_dir)
+        _say_if(_limit_met(outcome, reported[0]["rank"], reported[0]["text"], run_dir))
     elif outcome.end is End.NOT_STARTED:
         _print_not_started(outcome, has_hosts)
     else:
-        _print_ended(outcome, run_dir)
-        _print_limit(outcome, outcome.rank, "", run_dir)
+        limit = _limit_met(outcome, outcome.rank, "", run_dir)
+        _print_ended(outcome, run_dir, "" if limit else _PERHAPS_MEMORY)
+        _say_if(limit)
 
 
-def _print_limit(outcome: Outcome, rank: int | None, text: str, run_dir: Path) -> None:
-    """Prints which limit of this machine a worker has met, if it was one of this machine's."""
+def _limit_met(outcome: Outcome, rank: int | None, text: str, run_dir: Path) -> str:
+    """Returns a sentence about the limit of this machine that a worker of it has met; else empty."""
     host = outcome.workers.get(-1 if rank is None else rank, {}).get("host")
     log = None if rank is None else RunDir(run_dir).log(rank)
     if host not in (None, socket.gethostname()):
-        return
+        return ""
     last = ""
     if log is not None and log.is_file():
         last = log.read_bytes()[-_LOOKED_AT:].decode(errors="replace")
-    if why := limits.explain(text or last, outcome.status):
-        _say(why)
+    return limits.explain(text or last, outcome.status)
 
 
 def _is_consequence(outcome: Outcome) -> bool:
@@ -130,16 +130,18 @@ def _last_stack(log: Path) -> list[str]:
     return frames[:_FRAMES]
 
 
-def _print_ended(outcome: Outcome, run_dir: Path) -> None:
+_PERHAPS_MEMORY = (
+    " If no person or program sent that signal, the host ran out of memory: look at `dmesg`,"
+    " and use fewer workers or a smaller batch."
+)
+
+
+def _print_ended(outcome: Outcome, run_dir: Path, if_killed: str) -> None:
     """Prints how the process ended, where no worker could report why."""
     killed = outcome.status == -signal.SIGKILL
-    memory = (
-        " If no person or program sent that signal, the host ran out of memory: look at `dmesg`,"
-        " and use fewer workers or a smaller batch."
-    )
     files = RunDir(run_dir)
     log = files.logs if outcome.rank is None else files.log(outcome.rank)
-    lines = [f"{outcome}{memory if killed else ''}", *_last_words(log), f"Its output is in {log}"]
+    lines = [f"{outcome}{if_killed * killed}", *_last_words(log), f"Its output is in {log}"]
     _say("\n".join(lines))
 
 
@@ -165,6 +167,11 @@ def _print_not_started(outcome: Outcome, has_hosts: bool) -> None:
         f"the workers could not be started, or ended unexpectedly{why} (exit code"
         f" {outcome.code}).{reachable * has_hosts}"
     )
+
+
+def _say_if(text: str) -> None:
+    if text:
+        _say(text)
 
 
 def _say(text: str) -> None:

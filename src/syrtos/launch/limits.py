@@ -146,6 +146,29 @@ def _shared_room() -> str:
     return f"Shared memory was probably full: {_SHARED} has {size:.1f} MB in all"
 
 
+def _kills_for_memory() -> int:
+    """Returns how many processes Linux has killed for lack of memory since it started (proc(5)).
+
+    Those of control groups that had used up theirs are counted too.
+    """
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+_KILLS_BEFORE = _kills_for_memory()
+
+
+def _killed_for_memory() -> str:
+    count = _kills_for_memory() - _KILLS_BEFORE
+    killed = f"{count} process" + "es" * (count != 1)
+    return f"Linux has killed {killed} of this machine for lack of memory since the run began" * (
+        count > 0
+    )
+
+
 def _most_tasks() -> str:
     """Describes the smallest ``pids.max`` of this process's control groups (cgroups(7))."""
     counts = [int(text) for text in _pids_max() if text.isdigit()]
@@ -182,6 +205,13 @@ _LIMITS = (
         signal.SIGXCPU,
         _of_user(resource.RLIMIT_CPU, "s of processor time"),
         "raise that with `ulimit -t unlimited`",
+    ),
+    _Limit(
+        "",
+        signal.SIGKILL,
+        _killed_for_memory,
+        "use fewer workers or a smaller batch, or raise the limit of the control group (docker:"
+        " `--memory`)",
     ),
     _Limit(
         r"Too many open files",

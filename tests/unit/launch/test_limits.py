@@ -112,3 +112,13 @@ def test_the_soft_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch)
     assert limits.missing_descriptors(20, 2) == ""
     assert raised == [(opened + 72, opened + 100)]
     assert "`ulimit -n" in limits.missing_descriptors(60, 2)
+
+
+def test_a_kill_for_lack_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_KILLS_BEFORE", 4)
+    monkeypatch.setattr(limits, "_kills_for_memory", lambda: 4)
+    assert limits.explain("", -signal.SIGKILL) == ""
+    monkeypatch.setattr(limits, "_kills_for_memory", lambda: 5)
+    said = limits.explain("", -signal.SIGKILL)
+    assert "Linux has killed 1 process of this machine for lack of memory" in said
+    assert limits.explain("", -signal.SIGTERM) == ""
