@@ -157,13 +157,13 @@ class Loader:
 
     def chunks(self, plan: Plan, rank: int = 0, size: int = 1) -> Iterator[Chunk]:
         """Yields a worker's shares of all global batches of the plan, in order."""
-        together = self._together(plan, size)
+        together = self._batches_at_once(plan, size)
         for first in range(0, plan.steps, together):
             steps = range(first, min(first + together, plan.steps))
             self._fetch(plan, steps, rank, size)
             yield self.load(plan, steps, rank, size)
 
-    def _together(self, plan: Plan, size: int) -> int:
+    def _batches_at_once(self, plan: Plan, size: int) -> int:
         """Returns the number of batches to read at a time: more than one if they are small."""
         share = plan.batch / size * self.source.nbytes / len(self.source)
         return int(min(max(_CHUNK_BYTES // max(share, 1), 1), _CHUNK_BATCHES))

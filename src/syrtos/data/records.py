@@ -74,7 +74,7 @@ class Records(Source):
         self, files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None = None
     ) -> None:
         """Indexes the files that have no index yet; the work is split over ``comm``'s workers."""
-        self._files, self._seen_by = _together(files, comm)
+        self._files, self._seen_by = _union_of_workers(files, comm)
         self._format = layout
         self._cache = cache
         tables = _all_tables(self._files, self._seen_by, layout, cache, comm)
@@ -219,7 +219,7 @@ class _Elsewhere(File):
         )
 
 
-def _together(
+def _union_of_workers(
     files: Sequence[File], comm: Communicator | None
 ) -> tuple[list[File], list[list[int]] | None]:
     """Returns the files that any worker sees, and the ranks that see each.

@@ -45,7 +45,10 @@ def _machine_identity() -> str:
 
     They are equal on workers that reach each other by loopback and by files.
     """
-    boot, place = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat(_place())
+    boot, place = (
+        Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        os.stat(_folder_of_socket()),
+    )
     return f"{boot} {os.readlink('/proc/self/ns/net')} {place.st_dev} {place.st_ino}"
 
 
@@ -55,10 +58,10 @@ def folder() -> str:
     The path is short enough for a socket in the folder (the system takes 108 bytes), however long
     TMPDIR is.
     """
-    return tempfile.mkdtemp(prefix="syrtos-", dir=_place())
+    return tempfile.mkdtemp(prefix="syrtos-", dir=_folder_of_socket())
 
 
-def _place() -> str:
+def _folder_of_socket() -> str:
     place = tempfile.gettempdir()
     return place if len(os.fsencode(place)) < _LONGEST else "/tmp"
 

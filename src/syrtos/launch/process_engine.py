@@ -47,7 +47,7 @@ class Vitals:
     moved: str
 
 
-def look(pid: int) -> Vitals | None:
+def read_vitals(pid: int) -> Vitals | None:
     """Returns the vitals of a process; None if it is gone."""
     stat = events.stat(pid)
     if not stat or stat[0] in "ZX":
@@ -86,7 +86,7 @@ class ProcessEngine(ABC):
         """Ends the processes that are left, with their children."""
 
     @abstractmethod
-    def look(self, rank: int) -> Vitals | None:
+    def vitals(self, rank: int) -> Vitals | None:
         """Returns the vitals of a worker's process; None if it is gone."""
 
     @abstractmethod

@@ -133,7 +133,7 @@ class _Supervisor:
         # ranks whose processes have ended, or are about to
         self._over: set[int] = set()
         self._waits = Waits()
-        self._hangs = Hangs(self._waits, engine.look)
+        self._hangs = Hangs(self._waits, engine.vitals)
         self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # 0 asks for all lines
         self._prepare, self._prepare_at = prepare, time.monotonic() + prepare_after
         self._imports: Imports | None = None

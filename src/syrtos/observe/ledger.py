@@ -300,7 +300,7 @@ class Ledger:
         """
         self._unrecorded = None
         if self._folder is not None:
-            self._append(RunDir(self._folder).epochs, {**self._place(), **facts})
+            self._append(RunDir(self._folder).epochs, {**self._place_in_training(), **facts})
 
     def point(
         self, facts: Callable[[], Mapping[str, object]], logs: Mapping[str, object] | None = None
@@ -313,7 +313,7 @@ class Ledger:
         """
         if self._folder is None:
             return
-        self._unrecorded = self._place(), facts, logs
+        self._unrecorded = self._place_in_training(), facts, logs
         if time.perf_counter() >= self._next_point:
             self._append_point(self._folder)
             self._next_point = time.perf_counter() + pause(steady.now() - self._began)
@@ -324,7 +324,7 @@ class Ledger:
             self._unrecorded = None
             self._append(RunDir(folder).curve, {**place, **facts()})
 
-    def _place(self) -> dict[str, object]:
+    def _place_in_training(self) -> dict[str, object]:
         return {"time": round(steady.now(), 3), "fit": self.fits, "trained": self.trained}
 
     def _append(self, path: Path, line: Mapping[str, object]) -> None:

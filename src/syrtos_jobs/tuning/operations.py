@@ -96,7 +96,7 @@ class Operations:
             for trial in trial_rows.trials_of(self._service.store, wanted, record)
             if request.get("StatusEquals", trial.status) == trial.status
         ]
-        some = _sorted(
+        some = _sort_trials(
             some, request.get("SortBy", "Name"), request.get("SortOrder") == "Descending"
         )
         limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
@@ -297,7 +297,7 @@ def _common(record: TuningRecord) -> dict[str, object]:
     }
 
 
-def _sorted(some: Sequence[SearchTrial], by: str, descending: bool) -> list[SearchTrial]:
+def _sort_trials(some: Sequence[SearchTrial], by: str, descending: bool) -> list[SearchTrial]:
     """Sorts training jobs; by objective, those without one come last in either order."""
     if by == "FinalObjectiveMetricValue":
         measured = [trial for trial in some if trial.objective is not None]

@@ -14,7 +14,7 @@ import pytest
 
 from syrtos.launch import hangs
 from syrtos.launch.hangs import Hangs
-from syrtos.launch.process_engine import look
+from syrtos.launch.process_engine import read_vitals
 from syrtos.launch.waits import Waits
 
 _SLEEPS = "import time; print(flush=True); time.sleep(600)"
@@ -57,7 +57,7 @@ def looked_at(
     """What is found after so many seconds in which rank 0 waits for rank 1, a process of this machine."""
     waits, clock = Waits(), Clock()
     waits.begin(0, "main", "barrier", 10.0)
-    looking = Hangs(waits, lambda rank: look(pid), clock)
+    looking = Hangs(waits, lambda rank: read_vitals(pid), clock)
     found: list[int] = []
     for _ in range(seconds):
         clock.now += 1.0
@@ -110,7 +110,7 @@ def test_one_that_computes_or_writes_does_not(start: Start, program: str) -> Non
 def test_a_standstill_of_the_launcher_says_nothing(start: Start) -> None:
     waits, clock, pid = Waits(), Clock(), start(_SLEEPS)
     waits.begin(0, "main", "barrier", 10.0)
-    looking = Hangs(waits, lambda rank: look(pid), clock)
+    looking = Hangs(waits, lambda rank: read_vitals(pid), clock)
     for seconds in (1.0, 3600.0, 1.0):
         clock.now += seconds
         assert looking.find_hanging([0, 1]) == []

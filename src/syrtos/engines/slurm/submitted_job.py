@@ -46,10 +46,10 @@ class SubmittedJob(Submitted):
 
     def state(self) -> RunState:
         if self._state is None or time.monotonic() - self._asked > _EVERY:
-            self._state, self._asked = self._look(), time.monotonic()
+            self._state, self._asked = self._ask_slurm(), time.monotonic()
         return self._state
 
-    def _look(self) -> RunState:
+    def _ask_slurm(self) -> RunState:
         try:
             tasks = controller.tasks_of(self._number)
         except ConfigurationError as error:
@@ -127,7 +127,7 @@ class SubmittedJob(Submitted):
     def stop(self, at_once: bool = False) -> None:
         # The batch script alone passes the signal on to the launcher, so that agents are there
         # until the state is saved.
-        soft = not at_once and self._look().phase == "running"
+        soft = not at_once and self._ask_slurm().phase == "running"
         try:
             controller.cancel(*(["--batch", "--signal=TERM"] if soft else []), self._number)
         finally:

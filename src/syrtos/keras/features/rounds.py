@@ -83,7 +83,9 @@ class Rounds:
         if not self._since:
             self._check_trains_the_same()
             self._anchors = _copy_values(self._weights)
-            self._checksums = [state.checksum(variable) for variable in self._rest()]
+            self._checksums = [
+                state.checksum(variable) for variable in self._unchanged_by_gradients()
+            ]
             self._samples = 0.0
 
     def count(self, samples: float) -> None:
@@ -176,7 +178,7 @@ class Rounds:
     def _optimizers(self) -> list[Optimizer]:
         return [getattr(one, "inner_optimizer", one) for one in state.optimizers_of(self._model)]
 
-    def _rest(self) -> list[Variable]:
+    def _unchanged_by_gradients(self) -> list[Variable]:
         """Returns the variables that no gradient changes, without metrics.
 
         They are moving statistics, frozen weights, seeds, counters, and moving averages of weights.
@@ -251,7 +253,7 @@ class Rounds:
         Floating numbers become their mean by samples, others are rank 0's. ``share``: this worker's
         part of the samples.
         """
-        rest = self._rest()
+        rest = self._unchanged_by_gradients()
         # The first step has made some of the variables: they may differ in any way.
         if len(rest) != len(self._checksums):
             mine = [True] * len(rest)

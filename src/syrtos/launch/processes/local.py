@@ -12,7 +12,7 @@ from typing import Protocol
 
 from syrtos.launch import lost_workers
 from syrtos.launch.plan import Group
-from syrtos.launch.process_engine import Outputs, ProcessEnd, ProcessEngine, Vitals, look
+from syrtos.launch.process_engine import Outputs, ProcessEnd, ProcessEngine, Vitals, read_vitals
 from syrtos.launch.processes import pmi, signalling
 from syrtos.launch.processes.deaths import Deaths
 from syrtos.settings import options_from
@@ -190,9 +190,9 @@ class Local(ProcessEngine):
         self._codes |= dict.fromkeys(self._running_ranks(), -signal.SIGKILL)
         self._deaths.close()
 
-    def look(self, rank: int) -> Vitals | None:
+    def vitals(self, rank: int) -> Vitals | None:
         process = self._processes.get(rank)
-        return look(process.pid) if process is not None and rank not in self._codes else None
+        return read_vitals(process.pid) if process is not None and rank not in self._codes else None
 
     def note_death(self, rank: int) -> None:
         lost_workers.note(options_from(self._env).run_dir, rank)

@@ -19,7 +19,7 @@ from typing import Any
 from syrtos import settings
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch import program, resources
-from syrtos.launch.process_engine import look
+from syrtos.launch.process_engine import read_vitals
 from syrtos.launch.processes import local
 from syrtos.launch.processes.first_imports import first_imports
 from syrtos.launch.processes.forking import Command, Forked, Zygote
@@ -150,7 +150,7 @@ class Standby:
         return True
 
     def _is_stopped(self, zygote: Zygote) -> bool:
-        vitals = look(zygote.process.pid)
+        vitals = read_vitals(zygote.process.pid)
         return vitals is not None and vitals.state in "Tt"
 
     def _give_up(self, why: str) -> None:

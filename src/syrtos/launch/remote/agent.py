@@ -309,7 +309,7 @@ class _Workers:
 
     def vitals(self) -> dict[int, tuple[str, float, str]]:
         """Returns state, processor time and I/O counts of running workers, by rank (`Vitals`)."""
-        found = {rank: self.engine.look(rank) for rank in self.engine.outputs}
+        found = {rank: self.engine.vitals(rank) for rank in self.engine.outputs}
         return {rank: (v.state, v.used, v.moved) for rank, v in found.items() if v is not None}
 
     def _on_line(self, rank: int, line: str) -> None:

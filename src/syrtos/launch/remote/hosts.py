@@ -195,7 +195,7 @@ class Hosts(ProcessEngine):
         for writer in self._writers.values():
             writer.close()
 
-    def look(self, rank: int) -> Vitals | None:
+    def vitals(self, rank: int) -> Vitals | None:
         return self._vitals.get(rank) if rank in self._left else None
 
     def note_death(self, rank: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.launch.process_engine import look
+from syrtos.launch.process_engine import read_vitals
 from syrtos.launch.processes.standby import Imports, Standby
 from syrtos.launch.processes.zygote_process import EarlyStart, ZygoteProcess
 
@@ -92,7 +92,7 @@ def test_one_that_is_stopped_is_given_up_without_a_wait_in_between(
     """An agent has signs of life to give meanwhile."""
     pid = ready(standby)
     os.kill(pid, signal.SIGSTOP)
-    while (vitals := look(pid)) and vitals.state != "T":
+    while (vitals := read_vitals(pid)) and vitals.state != "T":
         time.sleep(0.01)
     assert not standby.is_settled()
     monkeypatch.setattr("syrtos.launch.processes.standby._PATIENCE", 0.0)

@@ -75,7 +75,7 @@ def _branches(
 
     def emit_branch(graph: TracedGraph) -> list[tf.Tensor]:
         child = emitter.child()
-        outputs = child.run_graph(graph, [_anew(value) for value in inputs])
+        outputs = child.run_graph(graph, [_without_gathered(value) for value in inputs])
         return [child.at(v, p) for v, p in zip(outputs, placements, strict=True)] or [
             tf.constant(0)
         ]
@@ -117,10 +117,10 @@ def _trial_values(
     """Returns a graph's outputs, by emitting it where nothing is kept."""
     with tf_internals_emission.scratch_graph():
         child = emitter.child(Report())
-        return child.run_graph(graph, [_anew(value) for value in inputs])
+        return child.run_graph(graph, [_without_gathered(value) for value in inputs])
 
 
-def _anew(value: Value) -> Value:
+def _without_gathered(value: Value) -> Value:
     # What is gathered inside of a graph can't be used outside of it.
     return dataclasses.replace(value)
 
@@ -132,7 +132,7 @@ def _loop(emitter: GraphEmitter, op: tf.Operation, values: list[Value]) -> list[
         return None
     inputs = emitter.reduce_partial(values)
     loop = _Loop(emitter, body, condition, inputs)
-    loop.place()
+    loop.find_placements()
     # Exchanges have the same order on all workers: those of two iterations can't be made at once.
     return loop.emit(1 if loop.exchanges else op.get_attr("parallel_iterations"))
 
@@ -159,7 +159,7 @@ class _Loop:
         self._known = {i: inputs[i].element_known for i in self._changing}
         self._are_empty = {i for i in self._changing if inputs[i].is_empty_list}
 
-    def place(self) -> None:
+    def find_placements(self) -> None:
         """Finds placements that the body keeps: it is emitted on trial until they stay the same."""
         fixed: set[int] = set()
         for _ in range(_ROUNDS):
@@ -167,7 +167,7 @@ class _Loop:
             before, known = dict(self._placements), dict(self._known)
             for i in self._changing:
                 if i not in fixed:
-                    self._placements[i] = self._joined(i, after[i])
+                    self._placements[i] = self._join_placements(i, after[i])
                 if self._placements[i] == REPLICATED != before[i]:
                     fixed.add(i)
                 is_kept = i in self._are_empty or same_known(known[i], after[i].element_known)
@@ -179,7 +179,7 @@ class _Loop:
         self._known = dict.fromkeys(self._changing)
         self.exchanges = True
 
-    def _joined(self, index: int, after: Value) -> Placement:
+    def _join_placements(self, index: int, after: Value) -> Placement:
         """Returns the placement of a variable that has one before the body and one after it."""
         before, start = self._placements[index], self._inputs[index]
         if before == after.placement:
@@ -218,7 +218,7 @@ class _Loop:
             child = self._child(report)
             outputs = child.run_graph(self._body, self._values(now))
             # Before they are brought to their placements, which reduces them.
-            found = {i: _anew(outputs[i]) for i in self._changing}
+            found = {i: _without_gathered(outputs[i]) for i in self._changing}
             for i in self._changing:
                 child.at(outputs[i], self._placements[i])
             (goes_on,) = child.run_graph(self._condition, self._values(now))
@@ -232,7 +232,7 @@ class _Loop:
         return made
 
     def _values(self, now: Sequence[tf.Tensor]) -> list[Value]:
-        values = [_anew(value) for value in self._inputs]
+        values = [_without_gathered(value) for value in self._inputs]
         for i, tensor in zip(self._changing, now, strict=True):
             values[i] = self._value(i, tensor)
         return values

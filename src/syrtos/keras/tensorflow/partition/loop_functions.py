@@ -146,10 +146,10 @@ class LoopFunction:
         if reads_own or not _is_of_loop(self._session):
             self._on_own = _copy_on_own(function)
         elif trains:
-            program.emitted = self._emitted(program, terms)
+            program.emitted = self._function_of(program, terms)
         return program
 
-    def _emitted(self, program: _Program, terms: GradientTerms) -> Callable[..., object]:
+    def _function_of(self, program: _Program, terms: GradientTerms) -> Callable[..., object]:
         """Returns the `tf.function` of this worker's part of a program."""
         step = PartitionedStep(
             lambda _: None, self._session, True, self._tell_whole, compiles=self._is_compiled

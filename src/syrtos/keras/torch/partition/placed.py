@@ -81,7 +81,7 @@ class PlacedTensor(torch.Tensor):
         return self
 
     @classmethod
-    def derived(
+    def from_part(
         cls, made: torch.Tensor, rows: Placement, of: PlacedTensor, func: Any
     ) -> PlacedTensor:
         """Returns a tensor that ``func`` has made of this worker's part of another one.
@@ -271,7 +271,7 @@ def wholes(tensors: Sequence[PlacedTensor]) -> list[torch.Tensor]:
     for tensor in missing.values():
         rows = tensor.placement
         if tensor._source is not None:
-            tensor.local = tensor._source.again()
+            tensor.local = tensor._source.renew()
         if isinstance(rows, RowPart):
             local = tensor.local.movedim(rows.dim, 0)
             gathered = tensor.share.exchanges.gather(local).movedim(0, rows.dim)
@@ -302,7 +302,7 @@ def _pending_beside(sums: Sequence[PlacedTensor]) -> list[PlacedTensor]:
     ]
 
 
-def place(whole: torch.Tensor, share: BatchShare, like: Placement) -> torch.Tensor:
+def cut_like(whole: torch.Tensor, share: BatchShare, like: Placement) -> torch.Tensor:
     """Returns a whole tensor cut to this worker's rows where it has some; else the tensor itself."""
     if whole.layout is not torch.strided or whole.is_nested:
         return whole
@@ -352,7 +352,7 @@ def compute_whole(func: Any, args: _Args, kwargs: Mapping[str, Any]) -> Any:
             return out
         if id(out) in back:
             return back[id(out)]
-        return place(out, share, like) if base is None else out
+        return cut_like(out, share, like) if base is None else out
 
     if base is None:
         return torch_internals.tree_map(placed_again, made)
@@ -394,7 +394,7 @@ class _Source:
         outer = self._base._source
         return self._writes() != self._seen or (outer is not None and outer.has_changed())
 
-    def again(self) -> torch.Tensor:
+    def renew(self) -> torch.Tensor:
         """Returns the view of what the tensor is now. All workers call this together."""
         whole = self._base.whole()
         self._seen = self._writes()

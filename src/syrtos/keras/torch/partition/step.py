@@ -17,7 +17,7 @@ from syrtos.comm.world import Session
 from syrtos.keras.torch import gathering, rows, torch_internals
 from syrtos.keras.torch.partition import rules
 from syrtos.keras.torch.partition.exchanges import TensorExchanges
-from syrtos.keras.torch.partition.placed import PlacedTensor, place, wholes
+from syrtos.keras.torch.partition.placed import PlacedTensor, cut_like, wholes
 from syrtos.keras.torch.partition.placements import TERM, BatchShare, RowPart
 from syrtos.keras.torch.step import TorchStep, as_one_process, as_several_workers
 from syrtos.scopes import set_within
@@ -96,8 +96,8 @@ class PartitionedBatch:
             return
         share = self.share = BatchShare(counts, rank, self._exchanges)
         # Keras sorts the keys of dictionaries, which a script may have of several kinds.
-        place = torch_internals.tree_map if self._is_of_script else keras.tree.map_structure
-        self.data = place(lambda leaf: self._place_leaf(leaf, share), batch)
+        map_leaves = torch_internals.tree_map if self._is_of_script else keras.tree.map_structure
+        self.data = map_leaves(lambda leaf: self._place_leaf(leaf, share), batch)
 
     def _leaves(self, batch: object) -> list[Any]:
         if not self._is_of_script:
@@ -113,7 +113,7 @@ class PartitionedBatch:
             leaf = torch.from_numpy(leaf)
         if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != share.total:
             return leaf
-        return place(leaf, share, _FIRST)
+        return cut_like(leaf, share, _FIRST)
 
     def _place_share(self, batch: rows.TorchShare) -> None:
         comm, self.samples = self._session.comm, batch.samples

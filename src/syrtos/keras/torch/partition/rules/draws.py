@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from syrtos.keras.torch.partition import table
-from syrtos.keras.torch.partition.placed import PlacedTensor, place
+from syrtos.keras.torch.partition.placed import PlacedTensor, cut_like
 from syrtos.keras.torch.partition.placements import RowPart
 
 
@@ -17,7 +17,7 @@ def drawn_like(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     """Draws numbers of the shape of a tensor, whose values don't matter."""
     tensor = args[0]
     whole = func(_empty_like(tensor), *args[1:], **kwargs)
-    return place(whole, tensor.share, tensor.placement)
+    return cut_like(whole, tensor.share, tensor.placement)
 
 
 @table.rule(
@@ -59,4 +59,4 @@ def dropout(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     scales, mask = func(_empty_like(tensor).fill_(1), *rest, **kwargs)
     share = tensor.share
     made = PlacedTensor(tensor.local * share.cut(scales, rows), rows, share)
-    return made, place(mask, share, rows)
+    return made, cut_like(mask, share, rows)

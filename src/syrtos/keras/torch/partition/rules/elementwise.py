@@ -41,7 +41,7 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     lead = args[0] if in_place else _lead(args)
     if not isinstance(lead, PlacedTensor) or not isinstance(lead.placement, RowPart):
         return NotImplemented
-    given = aligned(args, lead)
+    given = align_arguments(args, lead)
     if given is None:
         return NotImplemented
     made = func(*given, **kwargs)
@@ -62,7 +62,7 @@ def conjugate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     """
     (tensor,) = args
     compute = torch.conj_physical if func._schema.name == "aten::_conj" else torch.neg
-    found = PlacedTensor.derived(compute(tensor.local), tensor.placement, tensor, compute)
+    found = PlacedTensor.from_part(compute(tensor.local), tensor.placement, tensor, compute)
     tensor.share.note_copy(tensor.local, found.local)
     return found
 
@@ -105,7 +105,7 @@ def keep_part(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     elif not isinstance(tensor.placement, RowPart):
         return NotImplemented
     given = (
-        aligned(args, tensor)
+        align_arguments(args, tensor)
         if any(isinstance(t, torch.Tensor) for t in rest)
         else [tensor.local, *rest]
     )
@@ -116,14 +116,16 @@ def keep_part(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
         return tensor
     if len(rest) > 1 or any(isinstance(t, torch.Tensor) for t in rest):
         return PlacedTensor(made, tensor.placement, tensor.share)
-    found = PlacedTensor.derived(made, tensor.placement, tensor, lambda t: func(t, *rest, **kwargs))
+    found = PlacedTensor.from_part(
+        made, tensor.placement, tensor, lambda t: func(t, *rest, **kwargs)
+    )
     if tensor.placement is TERM and made.dtype is not tensor.dtype and tensor.dtype in _NARROW:
         found.rounded_as = tensor.dtype
     return found
 
 
 @table.rule("zeros_like", "ones_like", "full_like", "empty_like")
-def filled(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def fill_rows(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Makes a tensor of this worker's rows; one like a sum is whole."""
     tensor = args[0]
     if isinstance(tensor.placement, RowPart):
@@ -210,7 +212,7 @@ def _is_linear(func: Any, args: Sequence[Any], sums: Sequence[PlacedTensor]) -> 
     return False
 
 
-def aligned(args: Sequence[Any], lead: PlacedTensor) -> list[Any] | None:
+def align_arguments(args: Sequence[Any], lead: PlacedTensor) -> list[Any] | None:
     """Returns arguments that broadcast with this worker's rows of ``lead``; None where they don't.
 
     Whole tensors that have the rows are cut, and those that have other rows become whole.

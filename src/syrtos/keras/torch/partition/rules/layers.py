@@ -86,12 +86,12 @@ def by_row(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         one
         if not isinstance(one, torch.Tensor)
         else PlacedTensor(one, rows if kind == "r" else TERM, share)
-        for one, kind in zip(results, _padded(gives, len(results)), strict=False)
+        for one, kind in zip(results, _repeat_last(gives, len(results)), strict=False)
     ]
     return tuple(placed) if isinstance(made, tuple) else placed[0]
 
 
-def _padded(gives: str, count: int) -> str:
+def _repeat_last(gives: str, count: int) -> str:
     return gives + gives[-1] * (count - len(gives))
 
 
@@ -195,7 +195,7 @@ def _gradient_of_loss(grad: torch.Tensor, reduction: int, lead: PlacedTensor) ->
 
 def _aligned_elements(values: Sequence[Any], count: int) -> tuple[PlacedTensor | None, list[Any]]:
     """Returns what `_aligned` does of tensors of one shape, with None for ``count`` that are left out."""
-    lead, given = _aligned(values)
+    lead, given = _align_values(values)
     # A weight may have another shape than the batch: then the mean is of the broadcast one.
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
     if lead is None or any(tensor.shape != lead.local.shape for tensor in tensors):
@@ -203,7 +203,7 @@ def _aligned_elements(values: Sequence[Any], count: int) -> tuple[PlacedTensor |
     return lead, given + [None] * (count - len(given))
 
 
-def _aligned(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
+def _align_values(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]]:
     lead = first_with_rows(values)
     if lead is None:
         return None, []
@@ -222,7 +222,7 @@ def _aligned_classes(
     likelihoods: torch.Tensor, target: torch.Tensor, weight: object
 ) -> tuple[PlacedTensor | None, list[Any]]:
     """Returns what `_aligned` does, where the rows come first and the weights of classes are whole."""
-    lead, given = _aligned([likelihoods, target])
+    lead, given = _align_values([likelihoods, target])
     is_known = likelihoods.ndim > 1 and not isinstance(weight, PlacedTensor)
     rows = None if lead is None else lead.placement
     if not is_known or not isinstance(rows, RowPart) or rows.dim != 0:

@@ -21,7 +21,7 @@ def _rows(tensor: torch.Tensor) -> RowPart | None:
     return found if isinstance(found, RowPart) else None
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _gather_if_placed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.whole() if isinstance(tensor, PlacedTensor) else tensor
 
 
@@ -49,7 +49,11 @@ def _factors(
             )
             placement = TERM
         else:
-            parts = (lead.local, _whole(other)) if of_first else (_whole(one), lead.local)
+            parts = (
+                (lead.local, _gather_if_placed(other))
+                if of_first
+                else (_gather_if_placed(one), lead.local)
+            )
             placement = rows
         mine, its = parts
         return None if mine is None or its is None else (mine, its, placement, share)
@@ -82,7 +86,7 @@ def _with_vector(func: Any, one: torch.Tensor, vector: torch.Tensor) -> Any:
     rows, share = _rows(one), getattr(one, "share", None) or getattr(vector, "share", None)
     if rows is not None and rows.dim == 0 and one.ndim == 2:
         assert isinstance(one, PlacedTensor)
-        return PlacedTensor(func(one.local, _whole(vector)), rows, one.share)
+        return PlacedTensor(func(one.local, _gather_if_placed(vector)), rows, one.share)
     rows = rows or _rows(vector)
     if rows is None or share is None:
         return NotImplemented

@@ -13,7 +13,7 @@ from syrtos.keras.torch import torch_internals
 from syrtos.keras.torch.partition import table
 from syrtos.keras.torch.partition.placed import PlacedTensor
 from syrtos.keras.torch.partition.placements import TERM, Placement, RowPart, SumTerm
-from syrtos.keras.torch.partition.rules.elementwise import aligned, first_with_rows
+from syrtos.keras.torch.partition.rules.elementwise import align_arguments, first_with_rows
 
 _Args = tuple[Any, ...]
 _Named = Mapping[str, Any]
@@ -47,7 +47,9 @@ def _moving_rows(keeps_sums: bool) -> Callable[[_RowsOf], table.Rule]:
             made = func(tensor.local, *rest, **kwargs)
             if isinstance(made, tuple | list):
                 return type(made)(PlacedTensor(one, placement, tensor.share) for one in made)
-            return PlacedTensor.derived(made, placement, tensor, lambda t: func(t, *rest, **kwargs))
+            return PlacedTensor.from_part(
+                made, placement, tensor, lambda t: func(t, *rest, **kwargs)
+            )
 
         return rule
 
@@ -64,7 +66,7 @@ def view(func: Any, args: _Args, kwargs: _Named) -> Any:
     wanted = _resolved(size, tensor.numel())
     if rows is TERM:
         made = tensor.local.reshape(wanted)
-        return PlacedTensor.derived(made, TERM, tensor, lambda t: t.reshape(wanted))
+        return PlacedTensor.from_part(made, TERM, tensor, lambda t: t.reshape(wanted))
     if not isinstance(rows, RowPart):
         return NotImplemented
     found = _rows_of_view(tensor.shape, wanted, rows, tensor.share.total)
@@ -73,7 +75,7 @@ def view(func: Any, args: _Args, kwargs: _Named) -> Any:
     mine = list(wanted)
     mine[found.dim] = tensor.share.count * found.each
     made = tensor.local.reshape(mine)
-    return PlacedTensor.derived(made, found, tensor, lambda t: t.reshape(wanted))
+    return PlacedTensor.from_part(made, found, tensor, lambda t: t.reshape(wanted))
 
 
 def _resolved(size: Sequence[int], numel: int) -> list[int]:
@@ -143,7 +145,7 @@ def squeeze(func: Any, args: _Args, kwargs: _Named) -> Any:
     tensor = args[0]
     if tensor.placement is TERM:
         made = func(tensor.local, *args[1:], **kwargs)
-        return PlacedTensor.derived(made, TERM, tensor, lambda t: func(t, *args[1:], **kwargs))
+        return PlacedTensor.from_part(made, TERM, tensor, lambda t: func(t, *args[1:], **kwargs))
     if not isinstance(tensor.placement, RowPart):
         return NotImplemented
     named = args[1] if len(args) > 1 else list(range(tensor.ndim))
@@ -172,13 +174,13 @@ def expand(func: Any, args: _Args, kwargs: _Named) -> Any:
 @_moving_rows(keeps_sums=True)
 def slice_(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Slices another dimension than the rows, or takes all of these."""
-    dim, start, stop, step = _filled(args, (0, None, None, 1))
+    dim, start, stop, step = _add_defaults(args, (0, None, None, 1))
     size = tensor.shape[rows.dim]
     takes_all = (start or 0) in (0, -size) and (stop is None or stop >= size) and step == 1
     return rows.dim if takes_all or dim % tensor.ndim != rows.dim else None
 
 
-def _filled(args: _Args, defaults: Sequence[Any]) -> list[Any]:
+def _add_defaults(args: _Args, defaults: Sequence[Any]) -> list[Any]:
     return [*args, *defaults[len(args) :]]
 
 
@@ -243,7 +245,7 @@ def within_matrices(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _N
 @_moving_rows(keeps_sums=False)
 def diagonal(tensor: PlacedTensor, rows: RowPart, args: _Args, kwargs: _Named) -> int | None:
     """Takes a diagonal of the last two dimensions of tensors that have rows in another one."""
-    _, one, other = _filled(args, (0, 0, 1))
+    _, one, other = _add_defaults(args, (0, 0, 1))
     of_last = {one % tensor.ndim, other % tensor.ndim} == {tensor.ndim - 2, tensor.ndim - 1}
     return rows.dim if of_last and rows.dim < tensor.ndim - 2 else None
 
@@ -267,7 +269,7 @@ def join(func: Any, args: _Args, kwargs: _Named) -> Any:
     # An empty vector may stand among them, which `cat` leaves out.
     if (dim == rows.dim and not stacks) or any(t.ndim != lead.ndim for t in tensors):
         return NotImplemented
-    given = aligned(tensors, lead)
+    given = align_arguments(tensors, lead)
     if given is None or any(t.shape[rows.dim] != lead.local.shape[rows.dim] for t in given):
         return NotImplemented
     made = func(given, *args[1:], **kwargs)
