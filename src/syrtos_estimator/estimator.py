@@ -76,6 +76,8 @@ class Estimator:
         self._params = copy.deepcopy(params) if params is not None else {}
         self._warm_start_from = warm_start_from
         self._by_rank_0_alone = False
+        self._folder_of_rank_0 = ""
+        self._has_trained = False
         self._graphs = 0
 
     # -- facts -----------------------------------------------------------------------------------
@@ -108,7 +110,25 @@ class Estimator:
         comm = self._workers.comm
         # Of rank 0's folder: the other workers' hosts may not have the file, or not see it yet.
         found = tf.train.latest_checkpoint(self.model_dir) if comm.rank == 0 else None
-        return self._of_rank_0(found)
+        found, self._folder_of_rank_0 = self._of_rank_0((found, self.model_dir))
+        return found
+
+    def _checkpoint_here(self) -> str | None:
+        """Returns the path of the newest checkpoint that this worker can read; None if there is none.
+
+        Raises:
+            ConfigurationError: the model has been trained, and its checkpoints are not here.
+        """
+        # Rank 0 has written them, perhaps to a temporary folder that it alone has made.
+        folders = dict.fromkeys(filter(None, (self.model_dir, self._folder_of_rank_0)))
+        found = next(filter(None, map(tf.train.latest_checkpoint, folders)), None)
+        if found is None and self._has_trained:
+            raise ConfigurationError(
+                f"`predict` on rank {self._workers.world.rank} finds no checkpoint: rank 0 has"
+                f" written those of the training to {self._folder_of_rank_0}, on its host. Give"
+                " the Estimator a `model_dir` that all hosts share, or predict on rank 0 alone."
+            )
+        return found
 
     def get_variable_names(self) -> list[str]:
         """Returns the names of the variables in the newest checkpoint."""
@@ -206,6 +226,7 @@ class Estimator:
                 [built.samples, train_op],
                 built.partition,
             )
+        self._has_trained = True
 
     # -- evaluating ------------------------------------------------------------------------------
 
@@ -284,12 +305,13 @@ class Estimator:
     ) -> Iterator[Any]:
         """Returns an iterator over predictions for all rows, one by one or batch by batch.
 
-        Every worker that calls it predicts all rows, from the checkpoint that it finds.
+        Every worker that calls it predicts all rows, from the newest checkpoint.
 
         Raises:
+            ConfigurationError: the model has been trained, and its checkpoints are on another host.
             ValueError: ``predict_keys`` names no prediction.
         """
-        checkpoint = checkpoint_path or tf.train.latest_checkpoint(self.model_dir)
+        checkpoint = checkpoint_path or self._checkpoint_here()
         return self._predict(input_fn, predict_keys, hooks, checkpoint, yield_single_examples)
 
     def _predict(

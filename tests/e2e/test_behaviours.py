@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 WITHOUT_FLAGS = (
     # before the script chooses a strategy
-    "loop_in_a_graph", "loop_on_own_batches", "loops_on_rows_of_a_table", "functions_keep_their_traces",
+    "loop_in_a_graph", "draws_in_a_loop", "loop_on_own_batches", "loops_on_rows_of_a_table", "functions_keep_their_traces",
     "loops_of_old_optimizers", "loop_whose_batches_begin_to_differ", "loop_on_an_iterator_of_its_own",
     "dropout", "noise_of_a_step", "batchnorm", "files", "own_folders", "fresh_seeds", "threads", "backup", "own_iterator",
     "draws_by_a_constant_seed", "draws_for_rows", "predictions_of_all_kinds", "draws_for_a_batch", "one_wants_to_stop", "different_weights",

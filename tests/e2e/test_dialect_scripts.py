@@ -71,7 +71,8 @@ GROUPS = {
     "estimator": Group(
         ESTIMATOR,
         (
-            "predicts", "exports", "listens", "stops_at_nan", "ends_with_data", "keras_model", "unnamed_layers", "own_optimizer", "sum_of_losses",
+            "predicts", "predicts_from_a_folder_of_its_own",
+            "exports", "listens", "stops_at_nan", "ends_with_data", "keras_model", "unnamed_layers", "own_optimizer", "sum_of_losses",
             "computes_what_one_process_computes", "step_is_an_assignment", "refuses_training_of_keras", "roles", "draws_by_given_seeds",
             "draws_and_statistics_are_of_the_batch", "many_metrics", "sparse_features",
             "exchanges_in_several_conditions", "conditions_of_tensorflow_1",

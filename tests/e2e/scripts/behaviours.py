@@ -626,6 +626,38 @@ def loop_in_a_graph() -> None:
     assert 30 not in multiplied, multiplied
 
 
+class DropsEachRow(keras.layers.Layer):
+    """Draws in a loop over the rows, whose iterations TensorFlow makes at once where it may."""
+
+    def call(self, rows: Any, training: bool = False) -> Any:
+        return tf.map_fn(lambda row: tf.nn.dropout(row, 0.5), rows) if training else rows
+
+
+def draws_in_a_loop() -> None:
+    keras.utils.set_random_seed(7)
+    for fits in (False, True):
+        made = keras.Sequential([keras.Input((6,)), DropsEachRow(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        x, y = data()
+        if fits:
+            made.fit(x[:60], y[:60], batch_size=10, verbose=0)
+        else:
+            optimizer = keras.optimizers.SGD(0.1)
+
+            @tf.function
+            def step(x: Any, y: Any, made: Any = made, optimizer: Any = optimizer) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((made(x, training=True) - y) ** 2)
+                weights = made.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+                return loss
+
+            for begin in range(0, 60, 10):
+                step(x[begin : begin + 10], y[begin : begin + 10])
+        mine = np.concatenate([np.ravel(weight) for weight in made.get_weights()])
+        np.testing.assert_array_equal(mine, COMM.broadcast(mine))
+
+
 def partitioned(function: Any) -> list[Any]:
     """The traced programs of a loop's function, as this worker runs them."""
     found = record_of(function, loop_functions.LoopRecord).function

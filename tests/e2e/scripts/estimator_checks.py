@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,14 @@ def predicts(folder: Path) -> None:
     batches = list(made.predict(reads(repeat=1), yield_single_examples=False))
     assert [len(batch["p"]) for batch in batches] == [16] * 6
     assert made.get_variable_names() == ["dense/bias", "dense/kernel", "global_step"]
+
+
+def predicts_from_a_folder_of_its_own(folder: Path) -> None:
+    """Of the temporary folders that workers have made, rank 0's has the checkpoints."""
+    made = estimator(Path(tempfile.mkdtemp())).train(reads(), steps=30)
+    w, b = made.get_variable_value("dense/kernel"), made.get_variable_value("dense/bias")
+    rows = [row["p"] for row in made.predict(reads(repeat=1))]
+    np.testing.assert_allclose(np.stack(rows), X @ w + b, rtol=1e-4, atol=1e-5)
 
 
 def draws_by_given_seeds(folder: Path) -> None:

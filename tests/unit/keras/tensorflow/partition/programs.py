@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from syrtos.comm.arrays import Array, share_of
 from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges, gather_arrays, reduce_arrays
 from syrtos.keras.tensorflow.partition.partitioner import Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
@@ -71,12 +72,14 @@ class Computed:
         outputs: the outputs of each worker, whole.
         placements: the placements of the outputs before they were made whole.
         report: the counts of rank 0's program.
+        parallel_iterations: those of the loops of rank 0's program.
     """
 
     def __init__(self) -> None:
         self.outputs: list[list[Array]] = []
         self.placements: list[Placement] = []
         self.report = Report()
+        self.parallel_iterations: set[int] = set()
 
 
 def compute(
@@ -103,6 +106,13 @@ def compute(
         _program(concrete, rows, comm, total if is_static else None, computed)
         for comm in InProcessCommunicator.world(size)
     ]
+
+    computed.parallel_iterations = {
+        inner.get_attr("parallel_iterations")
+        for operation in programs[0].graph.get_operations()
+        for inner in (operation, *tf_internals_emission.operations_called(operation))
+        if inner.type in ("While", "StatelessWhile")
+    }
 
     def run(rank: int) -> list[Array]:
         mine = [

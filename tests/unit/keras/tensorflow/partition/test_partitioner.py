@@ -68,6 +68,26 @@ def test_rows_are_gathered_in_each_iteration() -> None:
     check(function, numbers(7, 9))
 
 
+@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize("of_rows", [False, True])
+@pytest.mark.parametrize("draws", [False, True])
+def test_iterations_that_draw_take_turns(draws: bool, of_rows: bool, is_called: bool) -> None:
+    """Threads would give them the numbers in an order of each worker's own."""
+
+    def body(i: tf.Tensor, total: tf.Tensor) -> Any:
+        return i + 1, total * (tf.random.uniform([], seed=3) if draws else 0.5)
+
+    def loop(start: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, total: i < 4, body, (0, start))[1]
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        start = x if of_rows else tf.ones([3])
+        return (tf.function(loop) if is_called else loop)(start) + tf.reduce_sum(x)
+
+    computed = programs.compute(function, [numbers(7, 3)], [0], 2)
+    assert computed.parallel_iterations == {1 if draws else 10}
+
+
 def test_a_branch_by_a_reduction_of_rows() -> None:
     def function(x: tf.Tensor) -> tf.Tensor:
         return tf.cond(
