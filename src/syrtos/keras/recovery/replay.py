@@ -129,7 +129,9 @@ class Protection:
         if self._committed:
             facts = self._committed.facts
             facts["callbacks"] = snapshot.callbacks_kept(self._callbacks(), facts)
-            snapshot.keep_written(self._callbacks(), facts["callbacks"])
+            # What a later `fit` has written to the same log it will cut itself.
+            is_last = run.fits == run.found
+            snapshot.keep_written(self._callbacks(), facts["callbacks"], cuts=is_last)
         else:
             run.keep_ended()
 

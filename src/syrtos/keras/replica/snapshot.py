@@ -329,15 +329,15 @@ def _set(callback: object, name: str, value: object) -> None:
         setattr(callback, name, value)
 
 
-def keep_written(chosen: Sequence[object], facts: Sequence[CallbackFacts]) -> None:
-    """Makes a log that is continued keep its lines, without those of what is trained again.
+def keep_written(chosen: Sequence[object], facts: Sequence[CallbackFacts], cuts: bool) -> None:
+    """Makes a log that is continued keep its lines.
 
-    It is called before `on_train_begin`.
+    It is called before `on_train_begin`. ``cuts``: the lines of what is trained again are removed.
     """
     for callback, fact in zip(chosen, facts, strict=False):
         if "written" in fact and _is_csv_log(callback):
             callback.append = True
-            if fact["written"] is not None:
+            if cuts and fact["written"] is not None:
                 _cut(callback.filename, fact["written"])
 
 

@@ -12,10 +12,12 @@ import tf_keras
 from syrtos.keras.replica import snapshot
 
 
-def began(kind: Any, path: Path, facts: list[Any] | None = None) -> Any:
+def began(
+    kind: Any, path: Path, facts: list[Any] | None = None, cuts: bool = True, append: bool = False
+) -> Any:
     """A log whose `fit` has begun, or goes on from what a snapshot says of it."""
-    log = kind.callbacks.CSVLogger(str(path))
-    snapshot.keep_written([log], facts or [])
+    log = kind.callbacks.CSVLogger(str(path), append=append)
+    snapshot.keep_written([log], facts or [], cuts)
     log.set_model(kind.Sequential())
     log.on_train_begin()
     snapshot.begin_logs([log])
@@ -66,6 +68,25 @@ def test_a_log_of_a_fit_that_has_ended_stays_whole(tmp_path: Path, kind: Any) ->
     again = began(kind, path, facts)
     again.on_train_end()
     assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0"]
+
+
+@pytest.mark.parametrize("kind", [keras, tf_keras])
+def test_a_fit_that_is_left_out_keeps_the_lines_of_a_later_one(tmp_path: Path, kind: Any) -> None:
+    path = tmp_path / "log.csv"
+    log = began(kind, path)
+    log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
+    log.on_train_end()
+    ended: list[Any] = [{"written": snapshot._csv_log_length(log)}]
+    later = began(kind, path, append=True)
+    later.on_epoch_end(0, {"loss": 0.5, "val_loss": 1.0})
+    facts: list[Any] = [{"written": snapshot._csv_log_length(later)}]
+    later.on_epoch_end(1, {"loss": 0.2, "val_loss": 0.5})
+    later.csv_file.flush()
+    began(kind, path, ended, cuts=False).on_train_end()
+    again = began(kind, path, facts, append=True)
+    again.on_epoch_end(1, {"loss": 0.2, "val_loss": 0.5})
+    again.on_train_end()
+    assert path.read_text().splitlines()[1:] == ["0,1.0,2.0", "0,0.5,1.0", "1,0.2,0.5"]
 
 
 def test_a_difference_that_keras_reverses_is_reversed_once() -> None:
