@@ -63,6 +63,10 @@ def test_windows(size: int) -> None:
     assert run_world(size, workers.with_windows) == ["ok"] * size
 
 
+def test_a_forked_process_takes_no_part() -> None:
+    assert run_world(2, workers.in_a_forked_process) == ["ok", "ok"]
+
+
 def test_little_memory() -> None:
     assert run_world(2, workers.with_little_memory) == ["ok", "ok"]
 

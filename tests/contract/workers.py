@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import pytest
 from syrtos.comm import joining
 from syrtos.comm.communicator import Communicator, ReduceOp, share_of
 from syrtos.comm.sparse import weighted_rows
-from syrtos.errors import ExchangeError, OutOfStepError, SharedMemoryError
+from syrtos.errors import ConfigurationError, ExchangeError, OutOfStepError, SharedMemoryError
 
 DTYPES: list[Any] = [
     np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64,
@@ -347,6 +348,26 @@ def on_mpi() -> str:
     from syrtos.comm.mpi import MPICommunicator
 
     check_all(MPICommunicator(MPI.COMM_WORLD.Dup()))
+    return "ok"
+
+
+def in_a_forked_process() -> str:
+    """A child of a worker is refused, and the workers go on."""
+    from mpi4py import MPI
+
+    from syrtos.comm.mpi import MPICommunicator
+
+    comm = MPICommunicator(MPI.COMM_WORLD.Dup())
+    comm.agree("before")
+    if not (child := os.fork()):
+        try:
+            comm.agree("in a child")
+        except ConfigurationError as error:
+            os._exit(7 if f"forked this process from rank {comm.rank}" in str(error) else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    comm.agree("after")
     return "ok"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from syrtos.comm import pool
 from syrtos.comm.arrays import UFUNC, Array, Bounds, ReduceOp, is_half, scaled_copy
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.watchdog import Watchdog
+from syrtos.errors import ConfigurationError
 
 _OPS = {
     ReduceOp.SUM: MPI.SUM,
@@ -39,6 +41,7 @@ class MPICommunicator(Communicator):
         super().__init__(comm.Get_rank(), comm.Get_size())
         self.comm = comm
         self.watchdog = watchdog or Watchdog()
+        self._process = os.getpid()
         self._unfinished: list[MPI.Request] = []
         # A meeting that this worker has begun, and may have left early, and its buffers: MPI writes
         # into them later.
@@ -80,6 +83,14 @@ class MPICommunicator(Communicator):
     def _meet(
         self, tag: int, value: float, call: str, until: Callable[[], bool] | None = None
     ) -> tuple[list[int], list[float]]:
+        # It has a copy of the worker's end of MPI's connections, and would speak in its place.
+        if os.getpid() != self._process:
+            raise ConfigurationError(
+                f"The script has forked this process from rank {self.rank} (process"
+                f" {self._process}), e.g. by `multiprocessing`, and it calls what all workers call"
+                f" together ({call}). Train, evaluate and predict in the worker itself; or start"
+                ' the process by `multiprocessing.get_context("spawn")`, in which it computes alone.'
+            )
         if not self._is_over(call, until):
             return [], []
         mine = np.array([tag, value], np.float64)
