@@ -77,6 +77,12 @@ def test_script_is_a_folder(tmp_path: Path) -> None:
     check_refused(run(tmp_path, "-n", "2", tmp_path), f"{tmp_path} is a folder")
 
 
+def test_script_is_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_refused(run(tmp_path, "-n", "2", pipe), f"{pipe} is a pipe", "write it to a file")
+
+
 def test_unreadable_script(tmp_path: Path, script: Path) -> None:
     script.chmod(0)
     check_refused(run(tmp_path, "-n", "2", script), f"{script} can't be read", "chmod +r")

@@ -64,3 +64,36 @@ def test_a_press_at_any_moment(tmp_path: Path, number: int) -> None:
     assert "Traceback" not in said
     _, left = psutil.wait_procs(processes_of(str(tmp_path)), timeout=10)
     assert not left
+
+
+def test_an_interrupt_reaches_scripts_of_a_run_in_the_background(tmp_path: Path) -> None:
+    """A shell starts `command &` with SIGINT ignored."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import pathlib, syrtos, time\n"
+        "syrtos.init()\n"
+        "name = f'rank-{syrtos.rank()}'\n"
+        "pathlib.Path(f'begun-{name}').touch()\n"
+        "try:\n"
+        "    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        "    pathlib.Path(f'interrupted-{name}').touch()\n"
+        "    raise\n"
+    )
+    run = subprocess.Popen(
+        [*COMMAND, "run", "-n", "2", str(script)],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    while not all((tmp_path / f"begun-rank-{rank}").exists() for rank in range(2)):
+        assert run.poll() is None
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    said = run.communicate(timeout=60)[0]
+    assert run.returncode == 130, said
+    assert all((tmp_path / f"interrupted-rank-{rank}").exists() for rank in range(2)), said

@@ -47,7 +47,7 @@ class Program:
         """Refuses a program that Python could not run.
 
         Raises:
-            ConfigurationError: it is missing, a folder, or unreadable.
+            ConfigurationError: it is missing, a folder, a pipe, or unreadable.
             ScriptSyntaxError: Python can't parse it.
         """
         self._check_found()
@@ -136,7 +136,7 @@ def check_script(script: Path) -> None:
     """Refuses a file that Python could not run.
 
     Raises:
-        ConfigurationError: it is missing, a folder, or unreadable.
+        ConfigurationError: it is missing, a folder, a pipe, or unreadable.
     """
     if not script.exists():
         raise ConfigurationError(
@@ -144,6 +144,11 @@ def check_script(script: Path) -> None:
         )
     if script.is_dir():
         raise ConfigurationError(f"{script} is a folder. Name the Python file to run.")
+    if not script.is_file():
+        raise ConfigurationError(
+            f"{script} is a pipe or a device, which can be read once, and every worker reads the"
+            " script: write it to a file, and name that."
+        )
     if script.suffix == ".ipynb":
         raise ConfigurationError(
             f"{script} is a notebook. Train in it by `syrtos.notebook_launcher`, or make a script of"

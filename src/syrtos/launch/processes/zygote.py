@@ -402,7 +402,9 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            # A shell's `command &` ignores it; the launcher answers it, and passes it on.
+            ignores = number == signal.SIGINT and handler is signal.SIG_IGN
+            signal.signal(number, signal.default_int_handler if ignores else handler)
         for client in {*self._children.values(), self._listener}:
             client.close()
         for key in list(self._selector.get_map().values()):
