@@ -151,16 +151,19 @@ class StorageURIs:
     def _in_folder(self, uri: str) -> list[JobFile]:
         root = self._path(uri)
         try:
-            paths = (
-                [root]
-                if root.is_file()
-                else sorted(path for path in root.rglob("*") if path.is_file())
-            )
+            found = [root] if root.is_file() else sorted(root.rglob("*"))
+            paths = [path for path in found if path.is_file()]
+            odd = [path for path in found if not path.is_file() and not path.is_dir()]
         except PermissionError as error:
             raise ConfigurationError(
                 f"{uri} can't be read by this service: {error.filename}: {error.strerror}. Let its"
                 " user read the folder and what is in it."
             ) from error
+        if odd:
+            raise ConfigurationError(
+                f"{uri} holds {odd[0]}, which is a link to nothing, a pipe or a device, and no file"
+                " that a job can get. Remove it, or mend the link."
+            )
         for path in paths:
             self._check_folder(path.resolve(), path.as_uri())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,20 @@ def test_nothing_is_an_error(places: StorageURIs, uri: str) -> None:
     with pytest.raises(DataError, match="There is nothing under"):
         places.under(uri)
     assert not places.exists(uri)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_is_not_left_out_without_a_word(
+    places: StorageURIs, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    odd = tmp_path / "data" / "odd"
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to("nowhere")
+    with pytest.raises(ConfigurationError, match="odd, which is a link to nothing, a pipe"):
+        places.under((tmp_path / "data").as_uri())
 
 
 def test_upload_text_and_remove(places: StorageURIs, tmp_path: Path) -> None:
