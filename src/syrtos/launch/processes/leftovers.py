@@ -60,6 +60,21 @@ def find_unmapped() -> list[Path]:
     return [path for path in named if str(path) not in used]
 
 
+def remove_of_world(name: str) -> None:
+    """Removes the segments of a world whose processes have ended.
+
+    Workers that were killed while MPI began, before `unlink_early`, have left them.
+
+    Args:
+        name: that of the world's PMI store. MPICH names its segments by it (5.0: ``MPL_shm`` writes
+            its 32-bit FNV-1a hash in hexadecimal).
+    """
+    digest = 0x811C9DC5
+    for byte in name.encode():
+        digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
+    remove(map(str, _FOLDER.glob(f"{_PREFIX}{digest:x}_*")))
+
+
 def remove(paths: Iterable[str]) -> None:
     """Removes segments by their paths; other paths are left alone."""
     for path in map(Path, paths):

@@ -13,7 +13,7 @@ from typing import Protocol
 from syrtos.launch import lost_workers
 from syrtos.launch.plan import Group
 from syrtos.launch.process_engine import Outputs, ProcessEnd, ProcessEngine, Vitals, read_vitals
-from syrtos.launch.processes import pmi, signalling
+from syrtos.launch.processes import leftovers, pmi, signalling
 from syrtos.launch.processes.deaths import Deaths
 from syrtos.settings import options_from
 
@@ -85,6 +85,8 @@ class Local(ProcessEngine):
         self._start_one, self._nodes, self._env = start, nodes, env
         self._signal_one = signalling.to_group if whole else signalling.to_process
         self._answers = pmi.KeyValues(nodes)
+        # the name of the store of the world, once a worker has asked for it
+        self._store = ""
         self._pass_on = on_line or self._answer
         self._aborted: dict[int, int] = {}
         self._deaths = Deaths()
@@ -128,6 +130,7 @@ class Local(ProcessEngine):
 
     def tell(self, rank: int, text: str) -> None:
         """Answers a worker's message of PMI."""
+        self._store = pmi.words(text).get("kvsname", self._store)
         self._sockets.tell(rank, text)
 
     def _on_line(self, rank: int, line: str) -> None:
@@ -189,6 +192,8 @@ class Local(ProcessEngine):
         # the kernel does not let these go yet
         self._codes |= dict.fromkeys(self._running_ranks(), -signal.SIGKILL)
         self._deaths.close()
+        if self._store:
+            leftovers.remove_of_world(self._store)
 
     def vitals(self, rank: int) -> Vitals | None:
         process = self._processes.get(rank)

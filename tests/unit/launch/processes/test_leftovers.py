@@ -137,3 +137,14 @@ def test_nothing_outside_shared_memory_is_removed(tmp_path: Path, where: str) ->
     path.touch()
     leftovers.remove([where.format(folder=tmp_path)])
     assert path.exists()
+
+
+def test_segments_of_a_world_are_known_by_the_name_of_its_store() -> None:
+    """As MPICH 5.0.2 has named those of a world of this name."""
+    mine, other = (Path("/dev/shm", f"mpich_shm_{name}_0") for name in ("e1ea116e", "e1ea116f"))
+    for path in (mine, other):
+        path.touch()
+    leftovers.remove_of_world("kvs_000000000000")
+    assert not mine.exists()
+    assert other.exists()
+    other.unlink()

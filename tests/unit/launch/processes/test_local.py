@@ -65,6 +65,22 @@ def test_the_others_have_their_grace_after_an_end_with_code_0(
     assert capfd.readouterr().out == "uploaded\n"
 
 
+def test_no_shared_memory_is_left_of_workers_that_die_while_mpi_begins(tmp_path: Path) -> None:
+    """MPI has named its segments, and a worker removes the names only when all have mapped them."""
+    outcome = run(
+        "from mpi4py import MPI\n"
+        f"Path({str(tmp_path)!r}, str(rank)).write_text(Path('/proc/self/maps').read_text())\n"
+        f"until(Path({str(tmp_path)!r}, str(1 - rank)))\n"
+        "os.kill(os.getpid(), 9)",
+        ranks=2,
+    )
+    assert outcome.end is End.CRASHED
+    maps = "".join((tmp_path / str(rank)).read_text() for rank in range(2))
+    names = {word for word in maps.split() if "/mpich_shm_" in word}
+    assert names, "MPI has none"
+    assert not any(Path(name).exists() for name in names)
+
+
 def test_others_that_wait_for_it_have_no_grace() -> None:
     began = time.monotonic()
     waits = (
