@@ -22,6 +22,7 @@ from syrtos.keras.tensorflow import (
     reproducible,
     script_gradients,
     tf_internals,
+    tf_internals_emission,
     tf_internals_iterators,
     tf_internals_random,
 )
@@ -48,6 +49,7 @@ def patch_tensorflow() -> None:
     tf_internals.watch_functions(assignments.functions_of_step, _call_of_script)
     tf_internals_iterators.watch_iterators(timing.waiting_for_data)
     tf_internals.watch_tracing(timing.tracing)
+    tf_internals_emission.make_iterations_take_turns()
     replace(tf.data.Dataset, "__iter__", iterating)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
     replace(tf.random.Generator, "from_non_deterministic_state", reproducible.begun_alike)

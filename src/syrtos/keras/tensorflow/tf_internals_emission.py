@@ -6,13 +6,14 @@ They have been seen to work on TensorFlow 2.18 to 2.21.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import func_graph
-from tensorflow.python.ops import handle_data_util
+from tensorflow.python.ops import handle_data_util, while_v2
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from syrtos.keras.tensorflow import tf_internals_graphs
@@ -374,3 +375,44 @@ def placeholder_like(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     made = tf.compat.v1.placeholder(tensor.dtype, shape)
     handle_data_util.copy_handle_data(tensor, made)
     return made
+
+
+# Operations that TensorFlow calls stateful, and whose order changes nothing.
+_WITHOUT_EFFECTS = frozenset(
+    {
+        *("Assert", "Case", "CheckNumericsV2", "If", "StatefulPartitionedCall", "While"),
+        *("HashTableV2", "LookupTableFindV2", "LookupTableSizeV2", "TensorArrayReadV3"),
+        *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"),
+        *("VarIsInitializedOp", "VariableShape"),
+    }
+)
+
+
+def make_iterations_take_turns() -> None:
+    """Makes loops that draw or assign compute one iteration at a time, from now on.
+
+    Threads would give the numbers of a generator to the iterations in an order that is another one
+    on each worker, and in each run of one process.
+    """
+    # `tf.while_loop` and all that is built on it (`tf.map_fn`, `tf.scan`, AutoGraph) come here, when
+    # the graphs of the body and of the condition are known. Seen on TensorFlow 2.18 to 2.21.
+    original: Callable[..., object] = while_v2._build_while_op
+
+    @functools.wraps(original)
+    def build(
+        loop_vars: object,
+        cond_graph: Any,
+        body_graph: Any,
+        output_shapes: object,
+        parallel_iterations: object,
+        *rest: Any,
+        **named: Any,
+    ) -> object:
+        inside = (*operations_within(cond_graph), *operations_within(body_graph))
+        has_effects = any(
+            each.op_def.is_stateful and each.type not in _WITHOUT_EFFECTS for each in inside
+        )
+        parallel = 1 if has_effects else parallel_iterations
+        return original(loop_vars, cond_graph, body_graph, output_shapes, parallel, *rest, **named)
+
+    while_v2._build_while_op = build

@@ -125,16 +125,6 @@ def _without_gathered(value: Value) -> Value:
     return dataclasses.replace(value)
 
 
-_LOOPS = ("While", "StatelessWhile")
-# Operations that TensorFlow calls stateful, and whose order changes nothing.
-_WITHOUT_EFFECTS = frozenset(
-    {
-        *("Assert", "Case", "If", "StatefulPartitionedCall", "While"),
-        *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"),
-    }
-)
-
-
 def _loop(emitter: GraphEmitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     body = tf_internals_emission.graph_of_function(op, "body")
     condition = tf_internals_emission.graph_of_function(op, "cond")
@@ -144,30 +134,15 @@ def _loop(emitter: GraphEmitter, op: tf.Operation, values: list[Value]) -> list[
     loop = _Loop(emitter, body, condition, inputs)
     loop.find_placements()
     # Exchanges have the same order on all workers: those of two iterations can't be made at once.
-    is_ordered = loop.exchanges or _has_effects(op)
-    return loop.emit(1 if is_ordered else op.get_attr("parallel_iterations"))
-
-
-def has_loop_of_effects(op: tf.Operation) -> bool:
-    """Returns whether an operation is a loop that draws or assigns, or has one in its functions.
-
-    Threads would give the numbers of a generator to its iterations in an order that is another one
-    on each worker: such a loop makes one iteration at a time.
-    """
-    inner = (op, *tf_internals_emission.operations_called(op))
-    return any(each.type in _LOOPS and _has_effects(each) for each in inner)
-
-
-def _has_effects(op: tf.Operation) -> bool:
-    inner = tf_internals_emission.operations_called(op)
-    return any(each.op_def.is_stateful and each.type not in _WITHOUT_EFFECTS for each in inner)
+    return loop.emit(1 if loop.exchanges else op.get_attr("parallel_iterations"))
 
 
 class _Loop:
     """A loop whose variables have placements that its body keeps.
 
     Attributes:
-        exchanges: whether its body or its condition exchanges something, as far as `place` has seen.
+        exchanges: whether its body or its condition exchanges something, as far as
+            `find_placements` has seen.
     """
 
     def __init__(
@@ -307,5 +282,5 @@ def _same_entries(one: dict[int, Any], other: dict[int, Any]) -> bool:
 RULES: dict[str, Callable[[Any, tf.Operation, list[Value]], list[Value] | None]] = {
     **dict.fromkeys(("If", "StatelessIf"), _branch),
     **dict.fromkeys(("Case", "StatelessCase"), _case),
-    **dict.fromkeys(_LOOPS, _loop),
+    **dict.fromkeys(("While", "StatelessWhile"), _loop),
 }

@@ -171,9 +171,7 @@ class Partitioner(control_flow.GraphEmitter):
 
     def _emit(self, op: tf.Operation, values: list[Value]) -> list[Value]:
         is_plain = all(value.is_replicated for value in values)
-        draws = op.type in OF_FUNCTIONS and (
-            (self.shares_draws and _draws_in(op)) or control_flow.has_loop_of_effects(op)
-        )
+        draws = self.shares_draws and op.type in OF_FUNCTIONS and _draws_in(op)
         if is_plain and op.type not in _ALWAYS and not draws:
             return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
         if op.type in CALLS and is_compiled_call(op):

@@ -9,8 +9,10 @@ import numpy as np
 import programs
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import while_v2
 
 from syrtos.comm.arrays import Array
+from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition.values import Partial
 
 pytestmark = [
@@ -71,8 +73,12 @@ def test_rows_are_gathered_in_each_iteration() -> None:
 @pytest.mark.parametrize("is_called", [False, True])
 @pytest.mark.parametrize("of_rows", [False, True])
 @pytest.mark.parametrize("draws", [False, True])
-def test_iterations_that_draw_take_turns(draws: bool, of_rows: bool, is_called: bool) -> None:
+def test_iterations_that_draw_take_turns(
+    monkeypatch: pytest.MonkeyPatch, draws: bool, of_rows: bool, is_called: bool
+) -> None:
     """Threads would give them the numbers in an order of each worker's own."""
+    monkeypatch.setattr(while_v2, "_build_while_op", while_v2._build_while_op)
+    tf_internals_emission.make_iterations_take_turns()
 
     def body(i: tf.Tensor, total: tf.Tensor) -> Any:
         return i + 1, total * (tf.random.uniform([], seed=3) if draws else 0.5)

@@ -194,7 +194,7 @@ def _gradient_of_loss(grad: torch.Tensor, reduction: int, lead: PlacedTensor) ->
 
 
 def _aligned_elements(values: Sequence[Any], count: int) -> tuple[PlacedTensor | None, list[Any]]:
-    """Returns what `_aligned` does of tensors of one shape, with None for ``count`` that are left out."""
+    """Returns what `_align_values` does of tensors of one shape, with None for ``count`` that are left out."""
     lead, given = _align_values(values)
     # A weight may have another shape than the batch: then the mean is of the broadcast one.
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
@@ -221,7 +221,7 @@ def _align_values(values: Sequence[Any]) -> tuple[PlacedTensor | None, list[Any]
 def _aligned_classes(
     likelihoods: torch.Tensor, target: torch.Tensor, weight: object
 ) -> tuple[PlacedTensor | None, list[Any]]:
-    """Returns what `_aligned` does, where the rows come first and the weights of classes are whole."""
+    """Returns what `_align_values` does, where the rows come first and the weights of classes are whole."""
     lead, given = _align_values([likelihoods, target])
     is_known = likelihoods.ndim > 1 and not isinstance(weight, PlacedTensor)
     rows = None if lead is None else lead.placement
