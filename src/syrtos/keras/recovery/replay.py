@@ -129,11 +129,13 @@ class Protection:
         if self._committed:
             facts = self._committed.facts
             facts["callbacks"] = snapshot.callbacks_kept(self._callbacks(), facts)
-            # What a later `fit` has written to the same log it will cut itself.
-            is_last = run.fits == run.found
-            snapshot.keep_written(self._callbacks(), facts["callbacks"], cuts=is_last)
+            run.logs |= snapshot.keep_written(self._callbacks(), facts["callbacks"])
         else:
             run.keep_ended()
+        if run.fits >= run.found:
+            # From here on training is done again; what is before it no later `fit` writes anew.
+            snapshot.cut_logs(run.logs)
+            run.logs = {}
 
     def _callbacks(self) -> list[object]:
         """Returns the script's and Keras's callbacks, without our two around them."""

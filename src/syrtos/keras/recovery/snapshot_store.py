@@ -100,6 +100,8 @@ class SnapshotStore:
         self._has_room = self.number > 0
         self.last = self._read_place()
         self.found = self.last.fit  # up to which there is something to put back
+        # the lengths of logs when the `fit`s that are left out ended, by their paths
+        self.logs: dict[str, int] = {}
         self.interval = 1.0  # calls between two snapshots
         self.took: float | None = None  # seconds of the last snapshot of this process
         self.trained_before = (

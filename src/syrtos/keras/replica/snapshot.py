@@ -329,26 +329,28 @@ def _set(callback: object, name: str, value: object) -> None:
         setattr(callback, name, value)
 
 
-def keep_written(chosen: Sequence[object], facts: Sequence[CallbackFacts], cuts: bool) -> None:
-    """Makes a log that is continued keep its lines.
+def keep_written(chosen: Sequence[object], facts: Sequence[CallbackFacts]) -> dict[str, int]:
+    """Makes a log that is continued keep its lines. It is called before `on_train_begin`.
 
-    It is called before `on_train_begin`. ``cuts``: the lines of what is trained again are removed.
+    Returns the lengths of the logs when the snapshot was made, in bytes, by their paths: see
+    `cut_logs`.
     """
+    lengths: dict[str, int] = {}
     for callback, fact in zip(chosen, facts, strict=False):
         if "written" in fact and _is_csv_log(callback):
             callback.append = True
-            if cuts and fact["written"] is not None:
-                _cut(callback.filename, fact["written"])
+            if fact["written"] is not None:
+                lengths[callback.filename] = fact["written"]
+    return lengths
 
 
-def _cut(path: str, length: int) -> None:
-    try:
-        with open(path, "r+b") as file:
+def cut_logs(lengths: Mapping[str, int]) -> None:
+    """Removes from logs the lines of what is trained again."""
+    for path, length in lengths.items():
+        # Without its file, a log begins anew.
+        with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
             # Never longer than it is: that would append zeros.
             file.truncate(min(length, os.path.getsize(path)))
-    except FileNotFoundError:
-        # Without its file, a log begins anew.
-        return
 
 
 def begin_logs(chosen: Sequence[object]) -> None:

@@ -17,7 +17,9 @@ def began(
 ) -> Any:
     """A log whose `fit` has begun, or goes on from what a snapshot says of it."""
     log = kind.callbacks.CSVLogger(str(path), append=append)
-    snapshot.keep_written([log], facts or [], cuts)
+    lengths = snapshot.keep_written([log], facts or [])
+    if cuts:
+        snapshot.cut_logs(lengths)
     log.set_model(kind.Sequential())
     log.on_train_begin()
     snapshot.begin_logs([log])
