@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from syrtos.json_files import document
 
 REQUEST = "run.json"
 # What is in the folder of a generation from its beginning on; others of that name are the user's.
-_OF_GENERATIONS = ("ledger", "logs", "launcher.json")
+_OF_GENERATIONS = ("ledger", "logs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +131,14 @@ class RunDir:
 
 def _numbers(run: RunDir) -> list[int]:
     """Returns the numbers of the generations that have a folder, in order; the first has."""
-    named = {path.name.rpartition("-")[2]: path for path in run.path.glob("generation-*")}
+    named = {
+        int(found[1]): path
+        for path in run.path.glob("generation-*")
+        if (found := re.fullmatch(r"generation-([1-9][0-9]*)", path.name))
+    }
     later = sorted(
-        int(number)
+        number
         for number, path in named.items()
-        if number.isdecimal()
-        and number.isascii()
-        and any((path / name).exists() for name in _OF_GENERATIONS)
+        if number > 1 and any((path / name).exists() for name in _OF_GENERATIONS)
     )
     return [1, *later]

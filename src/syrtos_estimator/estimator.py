@@ -77,7 +77,7 @@ class Estimator:
         self._warm_start_from = warm_start_from
         self._by_rank_0_alone = False
         self._folder_of_rank_0 = ""
-        self._has_trained = False
+        self._is_saved = False
         self._graphs = 0
 
     # -- facts -----------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Estimator:
         # Rank 0 has written them, perhaps to a temporary folder that it alone has made.
         folders = dict.fromkeys(filter(None, (self.model_dir, self._folder_of_rank_0)))
         found = next(filter(None, map(tf.train.latest_checkpoint, folders)), None)
-        if found is None and self._has_trained:
+        if found is None and self._is_saved:
             raise ConfigurationError(
                 f"`predict` on rank {self._workers.world.rank} finds no checkpoint: rank 0 has"
                 f" written those of the training to {self._folder_of_rank_0}, on its host. Give"
@@ -226,7 +226,7 @@ class Estimator:
                 [built.samples, train_op],
                 built.partition,
             )
-        self._has_trained = True
+        self._is_saved = self.latest_checkpoint() is not None
 
     # -- evaluating ------------------------------------------------------------------------------
 

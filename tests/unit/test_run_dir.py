@@ -15,7 +15,8 @@ def test_the_first_generation_is_the_folder_of_the_run(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     # the user's own
     (tmp_path / "generation-11").mkdir()
-    (tmp_path / "generation-x" / "ledger").mkdir(parents=True)
+    for name in ("generation-x", "generation-0", "generation-1", "generation-007"):
+        (tmp_path / name / "ledger").mkdir(parents=True)
     assert files.newest() == RunDir(tmp_path / "generation-10")
     assert files.newest_number() == 10
     assert files.generations() == [tmp_path, files.generation(9), files.generation(10)]

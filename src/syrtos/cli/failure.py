@@ -51,17 +51,21 @@ def print_failure(outcome: Outcome, run_dir: Path, has_hosts: bool = False) -> N
     elif outcome.end is End.NOT_STARTED:
         _print_not_started(outcome, has_hosts)
     else:
-        limit = _limit_met(outcome, outcome.rank, "", run_dir)
-        _print_ended(outcome, run_dir, "" if limit else _PERHAPS_MEMORY)
-        _say_if(limit)
+        _print_ended(outcome, run_dir)
+        _say_if(_limit_met(outcome, outcome.rank, "", run_dir))
+
+
+def _is_here(outcome: Outcome, rank: int | None) -> bool:
+    """Returns whether a worker was one of this machine's."""
+    host = outcome.workers.get(-1 if rank is None else rank, {}).get("host")
+    return host in (None, socket.gethostname())
 
 
 def _limit_met(outcome: Outcome, rank: int | None, text: str, run_dir: Path) -> str:
     """Returns a sentence about the limit of this machine that a worker of it has met; else empty."""
-    host = outcome.workers.get(-1 if rank is None else rank, {}).get("host")
-    log = None if rank is None else RunDir(run_dir).log(rank)
-    if host not in (None, socket.gethostname()):
+    if not _is_here(outcome, rank):
         return ""
+    log = None if rank is None else RunDir(run_dir).log(rank)
     last = ""
     if log is not None and log.is_file():
         last = log.read_bytes()[-_LOOKED_AT:].decode(errors="replace")
@@ -136,12 +140,15 @@ _PERHAPS_MEMORY = (
 )
 
 
-def _print_ended(outcome: Outcome, run_dir: Path, if_killed: str) -> None:
+def _print_ended(outcome: Outcome, run_dir: Path) -> None:
     """Prints how the process ended, where no worker could report why."""
-    killed = outcome.status == -signal.SIGKILL
+    why = ""
+    if outcome.status == -signal.SIGKILL:
+        kills = outcome.kills if _is_here(outcome, outcome.rank) else ""
+        why = f" {kills}" if kills else _PERHAPS_MEMORY
     files = RunDir(run_dir)
     log = files.logs if outcome.rank is None else files.log(outcome.rank)
-    lines = [f"{outcome}{if_killed * killed}", *_last_words(log), f"Its output is in {log}"]
+    lines = [f"{outcome}{why}", *_last_words(log), f"Its output is in {log}"]
     _say("\n".join(lines))
 
 

@@ -105,6 +105,7 @@ class GenerationStarter:
             launching(folder, self.began, self.unrecorded) as facts,
         ):
             env = {**settings.environment(), **variables, **claims, **self.new_interpreters}
+            kills = limits.kills_for_memory()
             try:
                 outcome = self.supervised(make_plan(spec, self.machine, env, without), env)
             except OSError as error:
@@ -113,4 +114,4 @@ class GenerationStarter:
                     raise
                 outcome = Outcome(End.NOT_STARTED, 1, why=f"{error}. {why}".rstrip(". "))
             facts |= outcome.facts()
-        return outcome
+        return dataclasses.replace(outcome, kills=limits.describe_kills(kills))

@@ -146,7 +146,7 @@ def _shared_room() -> str:
     return f"Shared memory was probably full: {_SHARED} has {size:.1f} MB in all"
 
 
-def _kills_for_memory() -> int:
+def kills_for_memory() -> int:
     """Returns how many processes Linux has killed for lack of memory since it started (proc(5)).
 
     Those of control groups that had used up theirs are counted too.
@@ -158,14 +158,19 @@ def _kills_for_memory() -> int:
     return int(found[1]) if found else 0
 
 
-_KILLS_BEFORE = _kills_for_memory()
+def describe_kills(before: int) -> str:
+    """Returns a sentence about the processes that Linux has killed for lack of memory; else empty.
 
-
-def _killed_for_memory() -> str:
-    count = _kills_for_memory() - _KILLS_BEFORE
+    ``before``: what `kills_for_memory` returned when the workers were started.
+    """
+    count = kills_for_memory() - before
+    if count < 1:
+        return ""
     killed = f"{count} process" + "es" * (count != 1)
-    return f"Linux has killed {killed} of this machine for lack of memory since the run began" * (
-        count > 0
+    return (
+        f"Linux has killed {killed} of this machine for lack of memory since the workers were"
+        " started. If this was one of them, use fewer workers or a smaller batch, or raise the"
+        " limit of the control group (docker: `--memory`)."
     )
 
 
@@ -205,13 +210,6 @@ _LIMITS = (
         signal.SIGXCPU,
         _of_user(resource.RLIMIT_CPU, "s of processor time"),
         "raise that with `ulimit -t unlimited`",
-    ),
-    _Limit(
-        "",
-        signal.SIGKILL,
-        _killed_for_memory,
-        "use fewer workers or a smaller batch, or raise the limit of the control group (docker:"
-        " `--memory`)",
     ),
     _Limit(
         r"Too many open files",

@@ -100,6 +100,8 @@ class Outcome:
             frameworks were imported for all workers, which ended them; else empty.
         stopped_by: the signal to the launcher that ended the run; None: none did.
         said: what the first process has printed before its end, where none has started.
+        kills: a sentence about processes of this machine that Linux has killed for lack of memory
+            meanwhile; empty if it has killed none.
     """
 
     end: End = End.FINISHED
@@ -115,6 +117,7 @@ class Outcome:
     otherwise: str = ""
     stopped_by: int | None = None
     said: str = ""
+    kills: str = ""
 
     def has_reported(self, error: str) -> bool:
         """Returns whether a worker has failed by an error of this name."""

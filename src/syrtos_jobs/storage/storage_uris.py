@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -153,7 +154,9 @@ class StorageURIs:
         try:
             found = [root] if root.is_file() else sorted(root.rglob("*"))
             paths = [path for path in found if path.is_file()]
-            odd = [path for path in found if not path.is_file() and not path.is_dir()]
+            # One that is gone by now was a temporary file of a writer.
+            others = [path for path in found if not (path.is_file() or path.is_dir())]
+            odd = [path for path in others if os.path.lexists(path)]
         except PermissionError as error:
             raise ConfigurationError(
                 f"{uri} can't be read by this service: {error.filename}: {error.strerror}. Let its"

@@ -19,7 +19,7 @@ def test_only_folders_of_generations_count(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert RunDir(tmp_path).generations() == [tmp_path]
     (tmp_path / "generation-2" / "logs").mkdir()
-    (tmp_path / "generation-3" / "launcher.json").touch()
+    (tmp_path / "generation-3" / "ledger").mkdir()
     assert RunDir(tmp_path).generations() == [
         tmp_path,
         tmp_path / "generation-2",

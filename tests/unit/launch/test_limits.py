@@ -114,11 +114,9 @@ def test_the_soft_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch)
     assert "`ulimit -n" in limits.missing_descriptors(60, 2)
 
 
-def test_a_kill_for_lack_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_KILLS_BEFORE", 4)
-    monkeypatch.setattr(limits, "_kills_for_memory", lambda: 4)
-    assert limits.explain("", -signal.SIGKILL) == ""
-    monkeypatch.setattr(limits, "_kills_for_memory", lambda: 5)
-    said = limits.explain("", -signal.SIGKILL)
-    assert "Linux has killed 1 process of this machine for lack of memory" in said
-    assert limits.explain("", -signal.SIGTERM) == ""
+def test_kills_for_lack_of_memory_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = limits.kills_for_memory()
+    monkeypatch.setattr(limits, "kills_for_memory", lambda: before)
+    assert limits.describe_kills(before) == ""
+    monkeypatch.setattr(limits, "kills_for_memory", lambda: before + 2)
+    assert "Linux has killed 2 processes of this machine" in limits.describe_kills(before)
