@@ -23,7 +23,7 @@ JOBS ?= 3
 # Those that wait for services come first, so that they do not wait alone at the end.
 SLOW = tests/conformance tests/contract tests/packages tests/parity tests/e2e tests/faults
 # Units that take frameworks, workers, services or seconds.
-SLOW_UNITS = keras syrtos_jobs testing sagemaker syrtos_clusters/kubernetes launch/remote launch/processes launch/worker comm/test_mpi.py cli/test_doctor.py report/test_read.py report/test_noise_scale.py test_docs.py
+SLOW_UNITS = keras syrtos_keras2 syrtos_jobs testing sagemaker syrtos_clusters/kubernetes launch/remote launch/processes launch/worker comm/test_mpi.py cli/test_doctor.py report/test_read.py report/test_noise_scale.py test_docs.py
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
@@ -48,7 +48,7 @@ test: $(READY)
 OF_jobs = tests/unit/syrtos_jobs tests/conformance $(wildcard tests/faults/test_jobs*.py tests/faults/test_tunings.py tests/faults/test_service*.py) $(addprefix tests/e2e/test_,submit.py scraped_jobs.py search_page.py tune_search.py ray_jobs.py page.py)
 OF_clusters = tests/unit/syrtos_clusters $(addprefix tests/e2e/test_,pods.py ray.py ray_jobs.py)
 OF_estimator = tests/parity/test_dialects.py tests/unit/test_dialects.py tests/e2e/test_dialect_scripts.py -k estimator
-OF_keras2 = tests/parity/test_parity_keras_2.py tests/e2e/test_dialect_scripts.py -k keras
+OF_keras2 = tests/unit/syrtos_keras2 tests/parity/test_parity_keras_2.py
 OF_tune = tests/unit/syrtos_tune tests/e2e/test_tune_trials.py
 OF_migrate = tests/unit/syrtos_migrate tests/e2e/test_doctor_fix.py
 OF_core = $(addprefix tests/,conformance contract e2e faults packages parity unit) $(foreach package,jobs clusters tune migrate,$(patsubst %,--ignore %,$(OF_$(package))))

@@ -21,7 +21,7 @@ COMMANDS = "syrtos.commands"
 DIALECTS, ENGINES, FEATURES = "syrtos.dialects", "syrtos.engines", "syrtos.features"
 # Functions that rewrite a script for `syrtos doctor --fix`.
 FIXES = "syrtos.fixes"
-# Modules with `apply_all` and `apply_to_optimizers`, by the package of a Keras other than 3.
+# Modules with `apply_all` and `apply_to_optimizers`, by the package of a Keras other than 3: `tf_keras`.
 KERAS_VERSIONS = "syrtos.keras_versions"
 # Instances of `syrtos.cli.named_runs.NamedRuns`.
 NAMED_RUNS = "syrtos.named_runs"

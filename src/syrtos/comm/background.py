@@ -53,6 +53,9 @@ class Background:
         # wait for itself.
         if self._thread is None or threading.current_thread() is self._thread:
             return
+        # A process that was forked has no such thread; the exchange itself refuses it.
+        if not self._thread.is_alive():
+            return
         # From here on this worker waits, and the seconds count as waiting.
         self.ahead = False
         self._asked.join()

@@ -198,9 +198,9 @@ def _samples_per_second(folder: Path) -> float:
 def _silent(folder: Path, now: float) -> float | None:
     times = [
         entry.stat().st_mtime
-        for name in ("ledger", "logs")
-        if (folder / name).is_dir()
-        for entry in os.scandir(folder / name)
+        for place in (RunDir(folder).records, RunDir(folder).logs)
+        if place.is_dir()
+        for entry in os.scandir(place)
         if entry.name.endswith((".jsonl", ".log"))
     ]
     return max(now - max(times), 0.0) if times else None
