@@ -54,7 +54,21 @@ class RunDir:
 
     def generations(self) -> list[Path]:
         """Returns the folders of all generations so far, in order."""
-        return [self.generation(number) for number in _numbers(self)]
+        return [self.generation(number) for number in self._numbers()]
+
+    def _numbers(self) -> list[int]:
+        """Returns the numbers of the generations that have a folder, in order; the first has."""
+        named = {
+            int(found[1]): path
+            for path in self.path.glob("generation-*")
+            if (found := re.fullmatch(r"generation-([1-9][0-9]*)", path.name))
+        }
+        later = sorted(
+            number
+            for number, path in named.items()
+            if number > 1 and any((path / name).exists() for name in _OF_GENERATIONS)
+        )
+        return [1, *later]
 
     def newest(self) -> RunDir:
         """Returns the files of the generation that began last."""
@@ -62,7 +76,7 @@ class RunDir:
 
     def newest_number(self) -> int:
         """Returns the number of the generation that began last."""
-        return _numbers(self)[-1]
+        return self._numbers()[-1]
 
     # -- of a generation -----------------------------------------------------------------------
 
@@ -127,18 +141,3 @@ class RunDir:
     def launcher(self) -> Path:
         """The file of the times at which the launcher began and ended, and the outcome."""
         return self.records / "launcher.json"
-
-
-def _numbers(run: RunDir) -> list[int]:
-    """Returns the numbers of the generations that have a folder, in order; the first has."""
-    named = {
-        int(found[1]): path
-        for path in run.path.glob("generation-*")
-        if (found := re.fullmatch(r"generation-([1-9][0-9]*)", path.name))
-    }
-    later = sorted(
-        number
-        for number, path in named.items()
-        if number > 1 and any((path / name).exists() for name in _OF_GENERATIONS)
-    )
-    return [1, *later]

@@ -142,7 +142,7 @@ def _print_losses(run_dir: Path, unrecorded: Unrecorded) -> None:
     if (lost := streams.describe_loss()) and (stream := streams.intact()):
         print(
             f"syrtos: {lost} could not be written to: what workers have printed is in"
-            f" {run_dir / 'logs'}",
+            f" {RunDir(run_dir).logs}",
             file=stream,
             flush=True,
         )
@@ -328,7 +328,7 @@ def _announce(spec: Spec, run_dir: Path) -> None:
     and_servers = f" and {servers} parameter server{'s' * (servers > 1)}" if servers else ""
     print(
         f"syrtos: {spec.workers} worker{'s' * (spec.workers > 1)}{and_servers} on {where}, logs in"
-        f" {run_dir / 'logs'}",
+        f" {RunDir(run_dir).logs}",
         file=sys.stderr,
     )
 

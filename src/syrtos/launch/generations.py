@@ -354,4 +354,4 @@ def _describe(place: Mapping[str, Any]) -> str:
 
 def _announcement(outcome: Outcome, number: int, begins: str, folder: Path) -> str:
     """Returns the line about an incident; the rest is in the logs."""
-    return f"{outcome.sentence()} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"
+    return f"{outcome.sentence()} Generation {number} {begins}. Logs of this one: {RunDir(folder).logs}"

@@ -6,8 +6,7 @@ They have been seen to work on TensorFlow 2.18 to 2.21.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -16,6 +15,7 @@ from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import handle_data_util, while_v2
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from syrtos.keras.patching import Method, replace
 from syrtos.keras.tensorflow import tf_internals_graphs
 
 # Operations that call a function.
@@ -396,23 +396,25 @@ def make_iterations_take_turns() -> None:
     """
     # `tf.while_loop` and all that is built on it (`tf.map_fn`, `tf.scan`, AutoGraph) come here, when
     # the graphs of the body and of the condition are known. Seen on TensorFlow 2.18 to 2.21.
-    original: Callable[..., object] = while_v2._build_while_op
+    replace(while_v2, "_build_while_op", _one_iteration_at_a_time)
 
-    @functools.wraps(original)
+
+def _one_iteration_at_a_time(original: Method) -> Method:
     def build(
         loop_vars: object,
-        cond_graph: Any,
-        body_graph: Any,
+        cond_graph: object,
+        body_graph: object,
         output_shapes: object,
         parallel_iterations: object,
-        *rest: Any,
-        **named: Any,
+        *rest: object,
+        **named: object,
     ) -> object:
-        inside = (*operations_within(cond_graph), *operations_within(body_graph))
         has_effects = any(
-            each.op_def.is_stateful and each.type not in _WITHOUT_EFFECTS for each in inside
+            each.op_def.is_stateful and each.type not in _WITHOUT_EFFECTS
+            for graph in (cond_graph, body_graph)
+            for each in operations_within(graph)
         )
         parallel = 1 if has_effects else parallel_iterations
         return original(loop_vars, cond_graph, body_graph, output_shapes, parallel, *rest, **named)
 
-    while_v2._build_while_op = build
+    return build
