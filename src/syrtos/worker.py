@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
 from syrtos.comm.interrupted import OtherInterruptedError
@@ -229,7 +229,8 @@ class _WorkerProcess:
         if self.rank == 0 and settings.SNAPSHOTS_VARIABLE in settings.environment():
             after_import("keras", self._tell_imported)
             after_import("tf_keras", self._tell_imported)
-        after_import("jax", _activate("jax"), around=importing)
+        loading = _activate("loading_jax")
+        after_import("jax", _activate("jax"), around=lambda: loading(importing()))
         after_import("torch", _activate("torch"), around=importing)
         from syrtos import dialects  # needed by scripts alone, and not by parameter servers
 
@@ -455,13 +456,13 @@ class _WorkerProcess:
             self._log.close()
 
 
-def _activate(name: str) -> Callable[[], None]:
-    """Returns a function that adapts Keras, loaded when the script has imported it."""
+def _activate(name: str) -> Callable[..., Any]:
+    """Returns a function that adapts Keras, loaded when the script imports it."""
 
-    def call() -> None:
+    def call(*given: object) -> object:
         from syrtos.keras import activate
 
-        getattr(activate, name)()
+        return getattr(activate, name)(*given)
 
     return call
 

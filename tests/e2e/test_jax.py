@@ -24,6 +24,16 @@ CHECKS = [
     "learning_rate_and_early_stopping", "model_parallel", "devices_of_one_worker",
 ]  # fmt: skip
 
+# A layer in float16, and another type elsewhere.
+HALF = """
+import keras, numpy as np
+
+layers = [keras.Input((8,)), keras.layers.Dense(16, dtype="float16"), keras.layers.Dense(3)]
+model = keras.Sequential(layers)
+model.compile("sgd", "mse")
+model.fit(np.ones((32, 8), "float32"), np.ones((32, 3), "float32"), batch_size=16, verbose=0)
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -52,9 +62,40 @@ def test_workers_compute_what_one_process_computes(
     done = two_workers.done
     assert "tracing" in done.stderr
     print_summary(folder / "2" / "run", full=True)
-    assert "compute + exchange" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "compute + exchange" not in shown
+    assert "Estimated: at most" in shown
     assert "Gloo" not in done.stderr
     assert "recoverable" not in done.stderr
+
+
+def test_every_exchange_of_xla_gives_what_one_device_computes(tmp_path: Path) -> None:
+    done = run("jax", 3, tmp_path, SCRIPTS / "jax_exchanges.py", flags=("--exchange", "mpi"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "compared 82 of rank 0 of 3" in done.stdout
+
+
+@pytest.mark.slow
+def test_gloo_and_mpi_reach_the_same_weights(
+    folder: Path, two_workers: CheckedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """float16 is gloo's, unasked."""
+    two_workers.check("one_program")
+    by_gloo = run_checks("jax", 2, folder / "gloo", ["one_program"], ("--exchange", "framework"))
+    by_gloo.check("one_program")
+    print_summary(folder / "gloo" / "run", full=True)
+    assert "compute + exchange" in capsys.readouterr().err
+    mpi, gloo = (dict(np.load(folder / name / "one_program.npz")) for name in ("2", "gloo"))
+    for name in mpi:
+        np.testing.assert_allclose(mpi[name], gloo[name], rtol=1e-6, err_msg=name)
+    half = folder / "half"
+    half.mkdir()
+    (half / "train.py").write_text(HALF)
+    done = run("jax", 2, half, half / "train.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    refused = run("jax", 2, half, half / "train.py", flags=("--exchange", "mpi"))
+    assert refused.returncode
+    assert "add `--exchange framework`" in refused.stderr
 
 
 @pytest.mark.slow

@@ -229,7 +229,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--staleness", type=int, metavar="K",
                        help="with --ps: updates by which a worker may be ahead of the slowest; 0: synchronous (default: unlimited)")  # fmt: skip
     group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange,
-                       help="sum gradients by MPI, or by the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
+                       help="sum gradients by MPI, or by the framework's own collectives (default: those on GPUs, else MPI)")  # fmt: skip
     group.add_argument("--on-nan", choices=get_args(OnNaN), default=defaults.on_nan,
                        help="for a gradient that is NaN or infinite, before it is applied: stop the run; skip the batch; warn: apply it, and say "
                        "when the loss is (default)")  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syrtos.report import processors, speed
+from syrtos.report.exchanged import is_hidden
 from syrtos.report.summary import SHARES, Summary, summarize
 from syrtos.run_dir import RunDir
 
@@ -230,7 +231,7 @@ def _way_rows(summary: Summary, full: bool) -> Iterator[tuple[str, str]]:
 def _shares(summary: Summary) -> list[tuple[str, float]]:
     """Returns the kinds of time that are shown, by their names, with their parts of all time."""
     # then XLA exchanges inside of a step, and does not tell for how long
-    compiled = summary.facts.get("exchange") == "compiled"
+    compiled = is_hidden(summary.facts)
     return [
         (f"{words} + exchange" if compiled and kind == "compute" else words, summary.shares[kind])
         for kind, words in SHARES.items()

@@ -12,13 +12,15 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from syrtos import entry_points, settings
-from syrtos.comm import world
+from syrtos.comm import world, xla_library
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, patching
 from syrtos.keras.features import registry
@@ -96,6 +98,17 @@ def jax() -> None:
         from syrtos.keras.jax import joining
 
         joining.join()
+
+
+@contextlib.contextmanager
+def loading_jax(timed: AbstractContextManager[None]) -> Iterator[None]:
+    """Context manager around an import of JAX, which is ``timed``.
+
+    Where Keras is to run on it, JAX loads the library by which it exchanges.
+    """
+    exchanges = world.init().world.size > 1 and _configured_backend() == "jax"
+    with timed, xla_library.offering() if exchanges else nullcontext():
+        yield
 
 
 def _configured_backend() -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from syrtos.observe.clock import KINDS
-from syrtos.report import noise_scale, speed
+from syrtos.report import exchanged, noise_scale, speed
 from syrtos.report.forecast import SHARDING
 from syrtos.report.read import WorkerRecord
 from syrtos.report.situation import FIRST, Situation
@@ -187,7 +187,7 @@ def slow_worker(situation: Situation) -> Recommendation | None:
         for kind, seconds in by_rank[slowest].items()
     }
     cause = max(beyond, key=beyond.__getitem__)
-    if cause == "compute" and situation.facts.get("exchange") == "compiled":
+    if cause == "compute" and exchanged.is_hidden(situation.facts):
         # XLA exchanges within its program: whichever worker asks first waits there for the others.
         return None
     rank = situation.ranks[slowest].rank
@@ -283,7 +283,7 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
         action = _fewer(situation, known.workers)
         found = _finding(situation, "tiny batches", cost, action, saved)
         return dataclasses.replace(found, is_measured=True)
-    if situation.facts.get("exchange") == "compiled":
+    if exchanged.is_hidden(situation.facts):
         # Where XLA exchanges, computing is not told from exchanging.
         return None
     # of the fastest worker, for waiting for slower ones is no fault of small batches

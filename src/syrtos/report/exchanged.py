@@ -51,10 +51,19 @@ def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_hidden(facts: Mapping[str, Any]) -> bool:
+    """Returns whether the time of a step's exchanges is not known apart from its computing.
+
+    XLA tells it only where it exchanges by MPI.
+    """
+    return facts.get("exchange") == "compiled" and "xla" not in facts
+
+
 def _describe_way(facts: Mapping[str, Any]) -> str:
     """Returns the way in which gradients travel, in words."""
     if facts.get("exchange") == "compiled":
-        return "XLA exchanges gradients inside of its program, in an order of its own"
+        by = f"by {facts['xla']}, " if "xla" in facts else ""
+        return f"XLA exchanges gradients inside of its program, {by}in an order of its own"
     if facts.get("training") == "asynchronous":
         return "each worker sends gradients to the parameter servers"
     if "sync_every" in facts:

@@ -15,6 +15,7 @@ from typing import Any
 from syrtos import settings
 from syrtos.checkpoint import durable
 from syrtos.json_files import document
+from syrtos.report import exchanged
 from syrtos.report.ledger_lines import without_odd_members
 from syrtos.report.summary import Summary
 from syrtos.run_dir import RunDir
@@ -152,7 +153,7 @@ def sentence(run_dir: Path, summary: Summary) -> str:
         return ""
     if found := find_measured(run_dir):
         return str(found)
-    if summary.facts.get("exchange") == "compiled":
+    if exchanged.is_hidden(summary.facts):
         return "not known: XLA computes and exchanges in one program. Run with `-n 1` to measure."
     most = min(summary.pace.alone / summary.pace.step, summary.workers)
     return f"Estimated: at most {most:.2f}× the speed of one worker. Run with `-n 1` to measure."

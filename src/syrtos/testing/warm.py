@@ -18,8 +18,10 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from syrtos import settings
+from syrtos.comm import xla_library
 from syrtos.launch.processes import local
 from syrtos.launch.processes.forking import Command, Forked, Zygote
 
@@ -95,7 +97,7 @@ def _shared(folder: Path, modules: tuple[str, ...], read: tuple[tuple[str, str],
             shutil.rmtree(home, ignore_errors=True)  # the socket of one that was killed
             home.mkdir()
             with open(folder / _LIFE, "rb") as life:
-                Zygote(dict.fromkeys(modules, ""), _environment(read), home=home, life=life).wait()
+                _zygote(modules, read, home=home, life=life).wait()
         return path
 
 
@@ -109,10 +111,17 @@ def _answers(path: str) -> bool:
     return True
 
 
+def _zygote(modules: tuple[str, ...], read: tuple[tuple[str, str], ...], **how: Any) -> Zygote:
+    """Starts a zygote; ``how`` are more arguments of `Zygote`."""
+    env = dict(read)
+    exchange = xla_library.variables(env) if env.get("KERAS_BACKEND") == "jax" else {}
+    return Zygote(dict.fromkeys(modules, ""), _environment(read) | exchange, **how)
+
+
 @functools.cache
 def _own(modules: tuple[str, ...], read: tuple[tuple[str, str], ...]) -> Zygote:
     """Returns a zygote of this process alone, which ends with it."""
-    found = Zygote(dict.fromkeys(modules, ""), _environment(read))
+    found = _zygote(modules, read)
     found.wait()
     atexit.register(found.close)
     return found

@@ -152,11 +152,10 @@ class StorageURIs:
     def _in_folder(self, uri: str) -> list[JobFile]:
         root = self._path(uri)
         try:
-            found = [root] if root.is_file() else sorted(root.rglob("*"))
+            found = [root] if root.is_file() else list(_walk(root))
             paths = [path for path in found if path.is_file()]
             # One that is gone by now was a temporary file of a writer.
-            others = [path for path in found if not (path.is_file() or path.is_dir())]
-            odd = [path for path in others if os.path.lexists(path)]
+            odd = [path for path in found if not path.is_file() and os.path.lexists(path)]
         except PermissionError as error:
             raise ConfigurationError(
                 f"{uri} can't be read by this service: {error.filename}: {error.strerror}. Let its"
@@ -201,6 +200,33 @@ class StorageURIs:
                 f"{uri} is not in a folder that this service allows: start it with `syrtos serve"
                 f" --files {path.parent}`, or use s3://."
             )
+
+
+def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yields what a folder and the folders in it hold, links to folders followed, in order.
+
+    Args:
+        folder: the folder.
+        above: the places of the folders through which the path leads, links resolved.
+
+    Raises:
+        ConfigurationError: a link leads back to a folder that holds it.
+    """
+    above = (*above, folder.resolve())
+    try:
+        entries = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return  # it is not there, or no longer
+    for path in entries:
+        if not path.is_dir():
+            yield path
+        elif path.resolve() in above:
+            raise ConfigurationError(
+                f"{path} is a link to a folder that holds it, so that a job would get the folder"
+                " without an end. Remove the link."
+            )
+        else:
+            yield from _walk(path, above)
 
 
 def split(uri: str) -> tuple[str, str]:

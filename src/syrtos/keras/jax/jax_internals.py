@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 
-def listen_on(address: str) -> None:
-    """Makes the sockets of gloo listen on ``address``; gloo exchanges between processes on CPUs."""
-    # By default they listen on the address that the host's name stands for, which other hosts can
+def exchange_by(address: str, mpi: Callable[[], bool]) -> None:
+    """Chooses how XLA exchanges between processes on CPUs, when it makes its client.
+
+    Args:
+        address: where the sockets of gloo listen.
+        mpi: returns whether MPI is to be used, whose library jaxlib has loaded, in place of gloo.
+    """
+    # By default gloo listens on the address that the host's name stands for, which other hosts can
     # reach. JAX passes neither of the arguments by which gloo can be told. It has no stubs for its
     # own library.
-    gloo: Any = importlib.import_module("jax._src.lib")._jax
-    gloo.make_gloo_tcp_collectives = functools.partial(
-        gloo.make_gloo_tcp_collectives, hostname=address
-    )
+    library: Any = importlib.import_module("jax._src.lib")._jax
+    gloo = library.make_gloo_tcp_collectives
+
+    @functools.wraps(gloo)
+    def make(**given: object) -> object:
+        if not mpi():
+            return gloo(hostname=address, **given)
+        made = library.make_mpi_collectives()
+        made.Init()
+        return made
+
+    library.make_gloo_tcp_collectives = make

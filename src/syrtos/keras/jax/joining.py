@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
@@ -20,6 +23,7 @@ from syrtos.keras import rendezvous
 from syrtos.keras.jax import jax_internals
 
 if TYPE_CHECKING:
+    from syrtos.comm.xla_collectives import XLACollectives
     from syrtos.keras.protocols import R
 
 # Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without
@@ -50,7 +54,9 @@ def join() -> None:
     jax.config.update("jax_enable_recoverability", True)
     # SIGTERM is the launcher's, and the script's.
     jax.config.update("jax_enable_preemption_service", False)
-    address = _address(session)
+    host = rendezvous.listening_address("JAX", session)
+    jax_internals.exchange_by(host, functools.partial(_uses_mpi, session, _prepares_mpi(session)))
+    address = _address(session, host)
     try:
         jax.distributed.initialize(
             address,
@@ -78,14 +84,12 @@ def join() -> None:
     atexit.register(_leave, os.getpid())
 
 
-def _address(session: Session) -> str:
-    """Returns the address at which rank 0's coordinator listens.
+def _address(session: Session, host: str) -> str:
+    """Returns the address at which rank 0's coordinator listens, on ``host`` of each worker.
 
     It is that of a Unix socket where all workers are on one host.
     """
     rank = session.world.rank
-    host = rendezvous.listening_address("JAX", session)
-    jax_internals.listen_on(host)
     # The coordinator knows no authentication: its socket is in a folder of this user's alone.
     if host == rendezvous.LOOPBACK:
         return session.comm.broadcast_object(
@@ -94,6 +98,84 @@ def _address(session: Session) -> str:
     return session.comm.broadcast_object(
         f"{host}:{rendezvous.free_port(host)}" if rank == 0 else None
     )
+
+
+def _prepares_mpi(session: Session) -> bool:
+    """Prepares XLA's exchanges by MPI; all workers call it together.
+
+    Returns:
+        Whether MPI is to be used where it serves the script.
+
+    Raises:
+        ConfigurationError: `--exchange mpi` was asked for, and a worker can't exchange so.
+    """
+    asked = session.options.exchange
+    ready = _collectives(session).ready
+    if asked == "mpi" and not ready:
+        raise ConfigurationError(
+            "`--exchange mpi` with JAX needs MPICH, a jaxlib that can exchange by MPI, and a C"
+            " compiler (`cc`) on each host, and one of the workers lacks one of them. Install"
+            " it (Debian: `apt-get install gcc`), or leave the option out."
+        )
+    return ready and asked != "framework"
+
+
+def count_exchanges(session: Session) -> None:
+    """Counts the time that XLA has exchanged since the last call as such, where it does so by MPI."""
+    if session.world.size > 1 and (seconds := _collectives(session).seconds()):
+        session.ledger.spend("exchange", seconds)
+        session.ledger.say(xla="MPI")
+
+
+def _await_exchanges(session: Session) -> None:
+    """Waits until XLA has made all exchanges of this script; all workers call it together.
+
+    An exchange by MPI may call Python, which a thread can't do while the interpreter ends.
+    """
+    if any(session.comm.agree("exchanges of XLA", float(exchanges_by_mpi(session)))):
+        # XLA makes exchanges in the order in which they were asked for.
+        multihost_utils.sync_global_devices("the end of the script")
+
+
+def exchanges_by_mpi(session: Session) -> bool:
+    """Returns whether XLA exchanges by MPI in this process, which has computed."""
+    return session.world.size > 1 and _collectives(session).is_used
+
+
+def _collectives(session: Session) -> XLACollectives:
+    # Importing it starts MPI, which a world of one lacks.
+    from syrtos.comm.xla_collectives import XLACollectives
+
+    return session.part(XLACollectives)
+
+
+def _uses_mpi(session: Session, is_prepared: bool) -> bool:
+    """Returns whether XLA, which begins to compute, is to exchange by MPI."""
+    if is_prepared and (session.options.exchange == "mpi" or _suits_mpi()):
+        _collectives(session).is_used = True
+        return True
+    return False
+
+
+def _suits_mpi() -> bool:
+    """Returns whether XLA can exchange by MPI what this script computes.
+
+    It can't exchange float16, as which float8 travels, nor for several devices of one process.
+    """
+    several = re.search(r"force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    config: Any = jax.config  # declares none of its options
+    if max(config.jax_num_cpu_devices, int(several[1]) if several else 1) > 1:
+        return False
+    keras = sys.modules.get("keras")
+    policy = keras.config.dtype_policy() if keras is not None else None
+    if policy is not None and "float16" in (policy.compute_dtype, policy.variable_dtype):
+        return False
+    # Layers have policies of their own.
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    with contextlib.suppress(OSError):
+        text = Path(script).read_text(errors="replace") if script else ""
+        return not re.search(r"(?<!b)float16|float8", text)
+    return True
 
 
 def _leave(pid: int) -> None:
@@ -112,6 +194,7 @@ def _leave(pid: int) -> None:
             " splits over the devices of all workers (`jax.devices()`).",
             file=sys.stderr,
         )
+    _await_exchanges(session)
     # Rank 0's coordinator goes last: JAX aborts a process that finds it gone.
     if comm.rank == 0:
         comm.agree("left JAX")

@@ -80,11 +80,6 @@ def _of_features() -> list[Patch]:
 def _check_options(session: world.Session) -> None:
     # The backend may come from keras.json.
     check_servers({"KERAS_BACKEND": "jax"}, session.options.servers)
-    if session.options.exchange == "mpi":
-        raise ConfigurationError(
-            "`--exchange mpi` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its"
-            " program. Leave it out."
-        )
     if session.options.compress != "none":
         raise ConfigurationError(
             "`--compress` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its"

@@ -16,7 +16,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from syrtos.comm import world
 from syrtos.keras.datasets import batches, checksums
-from syrtos.keras.jax import distribution, sorting, step
+from syrtos.keras.jax import distribution, joining, sorting, step
 from syrtos.keras.split.script_modules import is_name_of_script
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     Rows = Sequence[jax.Array | np.ndarray]
 
 # What a worker without a GPU does in a second, and what XLA's exchange between two of them takes:
-# operations, seconds for an array, bytes a second (gloo, JAX 0.10, measured on 2 cores).
-_OPERATIONS, _LATENCY, _BANDWIDTH = 2e10, 4e-4, 3.8e8
+# operations; seconds for an array and bytes a second (JAX 0.10, measured on 2 cores).
+_OPERATIONS = 2e10
+_BY_GLOO, _BY_MPI = (4e-4, 3.8e8), (1e-4, 1.2e9)
 _MOST_KEYS = 1 << 10  # kinds of arguments that are remembered
 
 
@@ -239,8 +240,10 @@ def _is_worth_splitting(program: Jaxpr, variables: int) -> bool:
         return False
     if jax.local_devices()[0].platform != "cpu":
         return True
-    saved = _operations(program) / _OPERATIONS * (1 - 1 / world.sharing().world.size)
-    return saved > len(updated) * _LATENCY + nbytes / _BANDWIDTH
+    session = world.sharing()
+    latency, bandwidth = _BY_MPI if joining.exchanges_by_mpi(session) else _BY_GLOO
+    saved = _operations(program) / _OPERATIONS * (1 - 1 / session.world.size)
+    return saved > len(updated) * latency + nbytes / bandwidth
 
 
 def _scans(equation: JaxprEqn, rows: Sequence[object]) -> bool:

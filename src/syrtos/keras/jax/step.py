@@ -139,6 +139,7 @@ class TimedStep:
             self._traced.add(shapes)
             logs, state = self._function(state, data)
             self._in_flight.append(logs)
+            joining.count_exchanges(session)
         return logs, state
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from syrtos import settings
+from syrtos.comm import xla_library
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch import program, resources
 from syrtos.launch.process_engine import read_vitals
@@ -110,7 +111,7 @@ class Standby:
         began = steady.now()
         self._start(
             dict.fromkeys(found.frameworks, ""),
-            variables,
+            variables | (_xla_variables(found.frameworks, variables) if workers > 1 else {}),
             libraries=found.libraries,
             shared_libraries=_mpi_library(env) if workers > 1 else (),
             compare=True,
@@ -261,6 +262,12 @@ def _mpi_library(env: Mapping[str, str]) -> tuple[str, ...]:
     if sys.prefix == sys.base_prefix or any(name in env for name in _OTHER_MPI):
         return ()
     return (os.path.join(sys.exec_prefix, "lib", "libmpi.so.12"),)
+
+
+def _xla_variables(frameworks: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables in which JAX finds the library by which it exchanges."""
+    is_jax = "jax" in frameworks or env.get("KERAS_BACKEND") == "jax"
+    return xla_library.variables(env) if is_jax else {}
 
 
 def _is_plain(command: Sequence[str]) -> bool:

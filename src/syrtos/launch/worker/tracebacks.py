@@ -141,6 +141,8 @@ def advice(error: BaseException, size: int) -> str:
             f"`jax.devices()` are the devices of all {size} workers: put arrays that are not for"
             " `fit`, `evaluate` or `predict` on `jax.local_devices()`, those of one worker."
         )
+    if "Unsupported primitive type for reduction" in text:
+        return "XLA exchanges no float16 by MPI: add `--exchange framework`, by which gloo does."
     if "ordered effects are not supported" in text:
         return f"JAX can't order calls on the devices of {size} workers: leave out `ordered=True`."
     # `jax.pmap`, whose frames JAX leaves out.

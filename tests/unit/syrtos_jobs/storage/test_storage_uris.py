@@ -105,6 +105,19 @@ def test_what_is_no_file_is_not_left_out_without_a_word(
         places.under((tmp_path / "data").as_uri())
 
 
+def test_links_to_folders_are_followed(places: StorageURIs, tmp_path: Path) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    data.mkdir()
+    (elsewhere / "deep" / "a").write_text("a")
+    for name in ("one", "two"):
+        (data / name).symlink_to(elsewhere)
+    assert names(places, data.as_uri()) == ["one/deep/a", "two/deep/a"]
+    (elsewhere / "deep" / "back").symlink_to(data)
+    with pytest.raises(ConfigurationError, match="back is a link to a folder that holds it"):
+        places.under(data.as_uri())
+
+
 def test_upload_text_and_remove(places: StorageURIs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hällo")
     for uri in ("s3://new-bucket/x/y.json", (tmp_path / "made" / "y.json").as_uri()):
@@ -165,7 +178,9 @@ def test_folders_that_are_allowed(places: StorageURIs, tmp_path: Path) -> None:
     restricted = StorageURIs(places.objects, [allowed.resolve()])
     restricted.allow(allowed.as_uri())
     restricted.allow((allowed / "new" / "file").as_uri())
-    assert names(restricted, allowed.as_uri()) == ["file"]
+    # What a link holds is not left out without a word.
+    with pytest.raises(ConfigurationError, match="not in a folder"):
+        restricted.under(allowed.as_uri())
     for path in (
         other,
         tmp_path,
