@@ -89,7 +89,7 @@ def _make(jaxlib: Path) -> Path | None:
 def _folder() -> Path:
     """Returns this user's folder of compiled files, which nobody else can write to."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "syrtos"
+    folder = Path(base) / "syrtos" / "libraries"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:

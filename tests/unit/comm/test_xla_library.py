@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("jax")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(xla_library.VARIABLE, raising=False)
-    return tmp_path / "syrtos"
+    return tmp_path / "syrtos" / "libraries"
 
 
 def test_is_compiled_once_and_has_what_jaxlib_looks_up(
@@ -59,7 +59,7 @@ def test_nothing_is_offered_without_a_compiler(
 
 
 def test_a_folder_that_others_can_write_to_is_left_alone(cache: Path) -> None:
-    cache.mkdir()
+    cache.mkdir(parents=True)
     os.chmod(cache, 0o777)
     assert xla_library.variables({}) == {}
     assert not list(cache.iterdir())

@@ -111,7 +111,7 @@ class Standby:
         began = steady.now()
         self._start(
             dict.fromkeys(found.frameworks, ""),
-            variables | (_xla_variables(found.frameworks, variables) if workers > 1 else {}),
+            variables | _xla_variables(found.frameworks, variables),
             libraries=found.libraries,
             shared_libraries=_mpi_library(env) if workers > 1 else (),
             compare=True,

@@ -10,7 +10,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from syrtos.comm import world  # noqa: E402
-from syrtos.keras.jax import script_functions  # noqa: E402
+from syrtos.keras.jax import joining, script_functions  # noqa: E402
 
 SMALL, LARGE = (4, 8), (512, 512)
 
@@ -28,6 +28,7 @@ def is_split(traced: Any, variables: int) -> bool:
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     session = types.SimpleNamespace(world=types.SimpleNamespace(size=2))
     monkeypatch.setattr(world, "sharing", lambda: session)
+    monkeypatch.setattr(joining, "exchanges_by_mpi", lambda session: False)
     # without the threads of a backend: other tests fork from this process
     processor = types.SimpleNamespace(platform="cpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [processor])
@@ -52,9 +53,16 @@ def train(w: Any, x: Any) -> Any:
     return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
 
 
-def test_a_function_is_split_where_that_saves_more_than_its_exchange_takes() -> None:
+def test_a_function_is_split_where_that_saves_more_than_its_exchange_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert is_split(program(train, LARGE, (4096, 512)), 1)
     assert not is_split(program(train, (8, 4), SMALL), 1)
+    # MPI takes less time than gloo.
+    between = program(train, (128, 128), (256, 128))
+    assert not is_split(between, 1)
+    monkeypatch.setattr(joining, "exchanges_by_mpi", lambda session: True)
+    assert is_split(between, 1)
 
 
 def test_a_function_that_returns_no_new_variables_is_not_split() -> None:
