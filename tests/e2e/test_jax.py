@@ -72,7 +72,17 @@ def test_workers_compute_what_one_process_computes(
 def test_every_exchange_of_xla_gives_what_one_device_computes(tmp_path: Path) -> None:
     done = run("jax", 3, tmp_path, SCRIPTS / "jax_exchanges.py", flags=("--exchange", "mpi"))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "compared 82 of rank 0 of 3" in done.stdout
+    assert "compared 91 of rank 0 of 3" in done.stdout
+
+
+@pytest.mark.slow
+def test_after_an_exchange_that_was_given_up_none_meets_the_wrong_one(tmp_path: Path) -> None:
+    flags = ("--exchange", "mpi", "--timeout", "4")
+    run("jax", 2, tmp_path, SCRIPTS / "jax_given_up.py", flags=flags)
+    said = (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+    assert said.count("given up: ") == 2, said
+    assert "has waited" in said
+    assert "exchanged" not in said
 
 
 @pytest.mark.slow

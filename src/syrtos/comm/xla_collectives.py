@@ -6,6 +6,7 @@ to it as a library (`xla_library`). What XLA asks of that library ends here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -21,6 +22,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.comm.hierarchical import communicator_over
 from syrtos.comm.mpi import MPICommunicator
 from syrtos.comm.world import Session
+from syrtos.errors import ConfigurationError, StalledError
 
 # In the order of the constants in `xla_mpi.c`.
 _TYPES = (
@@ -50,7 +52,7 @@ _FUNCTIONS = {
 }
 _REDUCE = ctypes.CFUNCTYPE(_INT, _POINTER, _POINTER, _LONG, _INT, _INT, _INT)
 _CALLBACKS = {
-    "split": ctypes.CFUNCTYPE(_INT, _INT),
+    "split": ctypes.CFUNCTYPE(_INT, _INT, _INT),
     "wait": ctypes.CFUNCTYPE(_INT, _POINTER),
     "reduce": _REDUCE,
     "reduce_scatter": _REDUCE,
@@ -67,47 +69,59 @@ class _MPICHTable(ctypes.Structure):
         ("size", _INT),
         ("types", _INT * 14),
         ("sizes", _INT * 14),
+        ("is_complex", _INT * 14),
         ("operations", _INT * 5),
         ("large", _LONG),
-        ("nanoseconds", _LONG),
+        ("exchange_nanoseconds", _LONG),
+        ("is_broken", _INT),
         *((name, _POINTER) for name in _FUNCTIONS),
         *_CALLBACKS.items(),
         ("error", ctypes.c_char * _ERROR_BYTES),
     ]
 
 
+# Why a worker can't exchange by MPI, by the number that it tells the others.
+_REASONS = (
+    "",
+    "it has no C compiler (`cc`), or a jaxlib without MPI, or JAX was imported before syrtos",
+    "its MPI is not MPICH",
+)
+
+
 class XLACollectives:
     """The exchanges of XLA in this process, a part of its session: see `Session.part`.
 
     Attributes:
-        ready: whether XLA can exchange by MPI: whether every worker's jaxlib has loaded the
-            library, and its MPI is MPICH.
+        lacking: a sentence about a worker that can't exchange by MPI; empty if XLA can: if every
+            worker's jaxlib has loaded the library, and its MPI is MPICH.
         is_used: whether XLA exchanges by MPI in this process.
     """
 
     def __init__(self, session: Session) -> None:
         """Fills in the library that jaxlib has loaded; all workers make this object together."""
-        path = xla_library.find_loaded()
-        mine = path is not None and MPI.Get_library_version().startswith("MPICH")
-        self.ready = all(session.comm.agree("exchanges of XLA by MPI", float(mine)))
+        path, mpich = xla_library.find_loaded(), _mpich()
+        mine = 1 if path is None else 2 if mpich is None else 0
+        reasons = session.comm.agree("exchanges of XLA by MPI", float(mine))
+        self.lacking = next(
+            (f"rank {rank}: {_REASONS[int(at)]}" for rank, at in enumerate(reasons) if at), ""
+        )
         self.is_used, self._told = False, 0
-        if not self.ready:
+        if self.lacking:
             return
         assert isinstance(session.comm, MPICommunicator)
+        assert mpich is not None
         # XLA exchanges while the script's thread does. Its waits are part of a step's time already.
         self._parent = communicator_over(session.comm.comm.Dup(), session.watchdog.another("XLA"))
         self._groups: dict[int, Communicator] = {}
-        # Loaded into the process already, by mpi4py.
-        self._mpich = ctypes.CDLL("libmpi.so.12", mode=os.RTLD_NOLOAD)
-        self._mpich.MPI_Test.argtypes = [_POINTER] * 3
+        self._mpich = mpich
         self._table = _MPICHTable.in_dll(ctypes.CDLL(str(path)), "syrtos_mpich")
         self._fill(session)
 
     def seconds(self) -> float:
         """Returns the seconds that XLA has spent in exchanges since this was asked last."""
-        if not self.ready:
+        if self.lacking:
             return 0.0
-        before, self._told = self._told, self._table.nanoseconds
+        before, self._told = self._told, self._table.exchange_nanoseconds
         return (self._told - before) / 1e9
 
     def _fill(self, session: Session) -> None:
@@ -115,8 +129,9 @@ class XLACollectives:
         table.rank, table.size, table.large = session.world.rank, session.world.size, _LARGE
         for number, (kind, dtype) in enumerate(zip(_TYPES, _DTYPES, strict=True), 1):
             table.types[number] = MPI._handleof(kind)
+            table.sizes[number] = np.dtype(dtype).itemsize
             # Sums of complex numbers are MPICH's, however large.
-            table.sizes[number] = 0 if dtype.startswith("complex") else np.dtype(dtype).itemsize
+            table.is_complex[number] = dtype.startswith("complex")
         for number, operation in enumerate(_OPERATIONS, 1):
             table.operations[number] = MPI._handleof(operation)
         for name, function in _FUNCTIONS.items():
@@ -140,11 +155,19 @@ class XLACollectives:
 
         return guarded
 
-    def _split(self, color: int) -> int:
-        """Returns MPICH's communicator of the workers that call with this color."""
+    def _split(self, color: int, key: int) -> int:
+        """Returns MPICH's communicator of the workers that call with this color, by their keys."""
         # By the agreement a worker that does not come is told, in place of an endless wait.
-        self._parent.agree("exchange of XLA between devices", color)
-        group = self._parent.split(color)
+        try:
+            self._parent.agree("exchange of XLA between devices", color)
+        except StalledError as error:
+            raise ConfigurationError(
+                "XLA has begun to exchange between devices, and not all workers have come to that:"
+                " one of them hangs, or the devices are those of some workers alone (a mesh over a"
+                " part of `jax.devices()`), between which XLA can't exchange by MPI. Add"
+                " `--exchange framework`, by which gloo does."
+            ) from error
+        group = communicator_over(self._parent.comm.Split(color, key), self._parent.watchdog)
         handle = _INT(MPI._handleof(group.comm)).value  # MPICH's handles have a sign in C
         self._groups[handle] = group
         return handle
@@ -177,6 +200,19 @@ class XLACollectives:
         group, part = self._groups[comm], _array(source, count, kind)
         shares = [1.0] * group.size
         return group.reduce_parts([part], _REDUCTIONS[operation - 1], shares, lend=True)[0]
+
+
+def _mpich() -> ctypes.CDLL | None:
+    """Returns the library of MPICH that mpi4py has loaded; None if its MPI is another one."""
+    # The numbers of the standard's own ABI, which MPICH has too, are pointers.
+    if not MPI.Get_library_version().startswith("MPICH") or MPI._sizeof(MPI.Comm) != 4:
+        return None
+    for name in ("libmpi.so.12", "libmpich.so.12"):
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+            library.MPI_Test.argtypes = [_POINTER] * 3
+            return library
+    return None
 
 
 def _array(address: int, count: int, kind: int) -> Array:

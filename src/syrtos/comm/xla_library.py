@@ -6,6 +6,7 @@ jaxlib reads the library's path from the environment when it is imported.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib.util
 import mmap
@@ -23,8 +24,10 @@ VARIABLE = "MPITRAMPOLINE_LIB"
 _SOURCE = Path(__file__).with_name("xla_mpi.c")
 _LIBRARY = "libjax_common.so"
 _NAMES = re.compile(rb"\0(MPIX?ABI_\w+)(?=\0)")
-_NAME = re.compile(r"xla-mpi-[0-9a-f]{16}\.so")
-_TIMEOUT = 60.0  # seconds for the compiler
+# Of a library: the digests of what it is made for and of itself. A file that is replaced or removed
+# while a process has it has "(deleted)" behind its name there.
+_NAME = re.compile(r"(/.*/xla-mpi-[0-9a-f]{16}-[0-9a-f]{16}\.so)(?: \(deleted\))?")
+_TIMEOUT = 20.0  # seconds for the compiler
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -54,42 +57,58 @@ def find_loaded() -> Path | None:
     """Returns the path of the library that this process's jaxlib has loaded; None if it has none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[5:]
-        if path and _NAME.fullmatch(os.path.basename(path[0])):
-            return Path(path[0])
+        if path and (found := _NAME.fullmatch(path[0])):
+            return Path(found[1])
     return None
 
 
 def find() -> Path | None:
     """Returns the path of the library for the jaxlib at hand, which is compiled if it is not there.
 
-    It is None where there is no jaxlib with MPI, no C compiler, or no folder to write to.
+    It is None where there is no jaxlib with MPI, no C compiler, no folder to write to, or where the
+    library can't be loaded: jaxlib ends a process that it can't give its library.
     """
     spec = importlib.util.find_spec("jaxlib")
-    if spec is None or not spec.submodule_search_locations:
-        return None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return _make(Path(next(iter(spec.submodule_search_locations))) / _LIBRARY)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            jaxlib = Path(folder, _LIBRARY)
+            if jaxlib.exists() and (path := _find_for(jaxlib)) is not None:
+                ctypes.CDLL(str(path))
+                return path
     return None
 
 
-def _make(jaxlib: Path) -> Path | None:
+def _find_for(jaxlib: Path) -> Path | None:
     source, stat = _SOURCE.read_text(), jaxlib.stat()
-    key = hashlib.sha256(source.encode())
-    key.update(f"{jaxlib} {stat.st_size} {stat.st_mtime_ns} {os.uname().machine}".encode())
-    path = _folder() / f"xla-mpi-{key.hexdigest()[:16]}.so"
-    if path.exists():
-        return path
-    compiler, names = shutil.which("cc"), _names(jaxlib)
+    made_for = f"{source} {jaxlib} {stat.st_size} {stat.st_mtime_ns} {os.uname().machine}"
+    start = f"xla-mpi-{_digest(made_for.encode())}"
+    folder = _folder()
+    for path in folder.glob(f"{start}-*.so"):
+        if path.stem == f"{start}-{_digest(path.read_bytes())}":
+            return path
+        # Half a file, after a loss of power, would end the process that loads it.
+        path.unlink(missing_ok=True)
+    command = os.environ.get("CC") or "cc"
+    compiler, names = shutil.which(command) or shutil.which("gcc"), _names(jaxlib)
     if compiler is None or not names:
         return None
-    _compile(compiler, source + _code_of_others(names, source), path)
-    return path
+    return _compile(compiler, source + _code_of_others(names, source), folder, start)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _folder() -> Path:
-    """Returns this user's folder of compiled files, which nobody else can write to."""
+    """Returns this user's folder of compiled files, to which nobody else can write.
+
+    Raises:
+        PermissionError: others can.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(base) / "syrtos" / "libraries"
+    if not folder.is_absolute():
+        raise PermissionError(f"{folder} is no place of this user's")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -116,9 +135,10 @@ def _code_of_others(names: list[str], source: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compile(compiler: str, source: str, path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, code = Path(folder) / path.name, Path(folder) / "library.c"
+def _compile(compiler: str, source: str, folder: Path, start: str) -> Path:
+    """Compiles a library into ``folder``, under a name with ``start``, and returns its path."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made, code = Path(place) / "library.so", Path(place) / "library.c"
         code.write_text(source)
         subprocess.run(
             [compiler, "-shared", "-fPIC", "-O2", "-w", "-o", str(made), str(code)],
@@ -126,4 +146,8 @@ def _compile(compiler: str, source: str, path: Path) -> None:
             capture_output=True,
             timeout=_TIMEOUT,
         )
-        made.replace(path)
+        path = folder / f"{start}-{_digest(made.read_bytes())}.so"
+        # Another process may have compiled the same meanwhile, and have loaded it.
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+    return path

@@ -106,8 +106,10 @@ def loading_jax(timed: AbstractContextManager[None]) -> Iterator[None]:
 
     Where Keras is to run on it, JAX loads the library by which it exchanges.
     """
-    exchanges = world.init().world.size > 1 and _configured_backend() == "jax"
-    with timed, xla_library.offering() if exchanges else nullcontext():
+    session = world.init()
+    by_mpi = session.world.size > 1 and session.options.exchange != "framework"
+    offers = by_mpi and _configured_backend() == "jax"
+    with timed, xla_library.offering() if offers else nullcontext():
         yield
 
 

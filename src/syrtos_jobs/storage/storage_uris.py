@@ -152,7 +152,7 @@ class StorageURIs:
     def _in_folder(self, uri: str) -> list[JobFile]:
         root = self._path(uri)
         try:
-            found = [root] if root.is_file() else list(_walk(root))
+            found = [root] if root.is_file() else list(self._walk(root))
             paths = [path for path in found if path.is_file()]
             # One that is gone by now was a temporary file of a writer.
             odd = [path for path in found if not path.is_file() and os.path.lexists(path)]
@@ -180,6 +180,34 @@ class StorageURIs:
 
         return [source(path) for path in paths]
 
+    def _walk(self, folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+        """Yields what a folder and the folders in it hold, links to folders followed, in order.
+
+        Args:
+            folder: the folder.
+            above: the places of the folders through which the path leads, links resolved.
+
+        Raises:
+            ConfigurationError: a link leads back to a folder that holds it, or out of the folders
+                that are allowed.
+        """
+        above = (*above, folder.resolve())
+        self._check_folder(above[-1], folder.as_uri())
+        try:
+            entries = sorted(folder.iterdir())
+        except FileNotFoundError:
+            return  # it is not there, or no longer
+        for path in entries:
+            if not path.is_dir():
+                yield path
+            elif path.resolve() in above:
+                raise ConfigurationError(
+                    f"{path} is a link to a folder that holds it, so that a job would get the"
+                    " folder without an end. Remove the link."
+                )
+            else:
+                yield from self._walk(path, above)
+
     def _path(self, uri: str) -> Path:
         parts = urllib.parse.urlsplit(uri)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
@@ -200,33 +228,6 @@ class StorageURIs:
                 f"{uri} is not in a folder that this service allows: start it with `syrtos serve"
                 f" --files {path.parent}`, or use s3://."
             )
-
-
-def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yields what a folder and the folders in it hold, links to folders followed, in order.
-
-    Args:
-        folder: the folder.
-        above: the places of the folders through which the path leads, links resolved.
-
-    Raises:
-        ConfigurationError: a link leads back to a folder that holds it.
-    """
-    above = (*above, folder.resolve())
-    try:
-        entries = sorted(folder.iterdir())
-    except FileNotFoundError:
-        return  # it is not there, or no longer
-    for path in entries:
-        if not path.is_dir():
-            yield path
-        elif path.resolve() in above:
-            raise ConfigurationError(
-                f"{path} is a link to a folder that holds it, so that a job would get the folder"
-                " without an end. Remove the link."
-            )
-        else:
-            yield from _walk(path, above)
 
 
 def split(uri: str) -> tuple[str, str]:

@@ -48,6 +48,13 @@ for dtype in TYPES:
             # Whole numbers: sums in any order are equal.
             compare(name, generator.integers(0, 3, (SIZE, SIZE)).astype(jnp.dtype(dtype)))
             compared += 1
+# Devices in an order of their own.
+mesh = Mesh(np.array(jax.devices()[::-1]), ("rows",))
+WHOLE, ROWS = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("rows"))
+for name, (function, placed) in list(OPERATIONS.items()):
+    OPERATIONS[name] = (function, NamedSharding(mesh, placed.spec))
+    compare(name, generator.integers(0, 3, (SIZE, SIZE)).astype(np.float32))
+    compared += 1
 for name in ("sum", "max"):
     wide = generator.integers(0, 100, (SIZE, WIDE)).astype(np.float64)
     compare(name, wide)

@@ -51,6 +51,33 @@ def test_jaxlib_loads_it_and_the_script_s_processes_do_not_see_it(cache: Path) -
     assert done.stdout.split() == [str(xla_library.find()), "None"], done.stderr
 
 
+def test_processes_that_compile_at_once_load_one_library(cache: Path) -> None:
+    code = (
+        "from syrtos.comm import xla_library\n"
+        "with xla_library.offering():\n"
+        "    import jaxlib._jax\n"
+        "print(xla_library.find_loaded())\n"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    found = [process.communicate(timeout=60)[0].strip() for process in started]
+    assert found == [str(xla_library.find())] * 2
+    assert [each.suffix for each in cache.iterdir()] == [".so"]
+
+
+def test_a_damaged_library_is_compiled_anew(cache: Path) -> None:
+    path = xla_library.find()
+    assert path is not None
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:3000])
+    again = xla_library.find()
+    assert again is not None
+    assert again.read_bytes() == whole
+
+
 def test_nothing_is_offered_without_a_compiler(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

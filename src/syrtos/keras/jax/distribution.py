@@ -128,7 +128,11 @@ def _check_devices(distribution: Distribution) -> None:
 
 
 def _check_gpus() -> None:
-    """Raises ConfigurationError if this worker shares a GPU with another, as the run asked for."""
+    """Raises ConfigurationError if the run asks for what JAX's workers on GPUs can't do."""
+    if world.sharing().options.exchange == "mpi":
+        raise ConfigurationError(
+            "`--exchange mpi` has no meaning with JAX on GPUs, which exchange by NCCL. Leave it out."
+        )
     # NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX
     # 0.11.2, NCCL 2.28).
     if settings.SHARED_GPU_VARIABLE in settings.launched_with():

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def exchange_by(address: str, mpi: Callable[[], bool]) -> None:
+def exchange_by(address: str, uses_mpi: Callable[[], bool]) -> None:
     """Chooses how XLA exchanges between processes on CPUs, when it makes its client.
 
     Args:
         address: where the sockets of gloo listen.
-        mpi: returns whether MPI is to be used, whose library jaxlib has loaded, in place of gloo.
+        uses_mpi: returns whether MPI is to be used, whose library jaxlib has loaded, in place of gloo.
     """
     # By default gloo listens on the address that the host's name stands for, which other hosts can
     # reach. JAX passes neither of the arguments by which gloo can be told. It has no stubs for its
@@ -23,7 +23,7 @@ def exchange_by(address: str, mpi: Callable[[], bool]) -> None:
 
     @functools.wraps(gloo)
     def make(**given: object) -> object:
-        if not mpi():
+        if not uses_mpi():
             return gloo(hostname=address, **given)
         made = library.make_mpi_collectives()
         made.Init()

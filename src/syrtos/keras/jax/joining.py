@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import rendezvous
 from syrtos.keras.jax import jax_internals
+from syrtos.keras.split.script_modules import script_mentions
 
 if TYPE_CHECKING:
     from syrtos.comm.xla_collectives import XLACollectives
@@ -110,19 +111,54 @@ def _prepares_mpi(session: Session) -> bool:
         ConfigurationError: `--exchange mpi` was asked for, and a worker can't exchange so.
     """
     asked = session.options.exchange
-    ready = _collectives(session).ready
-    if asked == "mpi" and not ready:
+    if asked == "framework":
+        return False
+    lacking = _collectives(session).lacking
+    if asked == "mpi" and lacking:
         raise ConfigurationError(
-            "`--exchange mpi` with JAX needs MPICH, a jaxlib that can exchange by MPI, and a C"
-            " compiler (`cc`) on each host, and one of the workers lacks one of them. Install"
-            " it (Debian: `apt-get install gcc`), or leave the option out."
+            f"`--exchange mpi` can't be done with JAX by {lacking}. Mend that (Debian: `apt-get"
+            " install gcc`), or leave the option out."
         )
-    return ready and asked != "framework"
+    serves = session.comm.agree("MPI serves the script", float(_suits_mpi()))
+    return not lacking and (asked == "mpi" or all(serves))
 
 
-def count_exchanges(session: Session) -> None:
-    """Counts the time that XLA has exchanged since the last call as such, where it does so by MPI."""
-    if session.world.size > 1 and (seconds := _collectives(session).seconds()):
+def _uses_mpi(session: Session, is_prepared: bool) -> bool:
+    """Returns whether XLA, which begins to compute, is to exchange by MPI."""
+    if is_prepared and (session.options.exchange == "mpi" or _suits_mpi()):
+        _collectives(session).is_used = True
+        return True
+    return False
+
+
+def _suits_mpi() -> bool:
+    """Returns whether XLA can exchange by MPI what this script computes, as far as it is known.
+
+    It can't exchange float16, as which float8 travels, nor for several devices of one process.
+    """
+    several = re.search(r"force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    config: Any = jax.config  # declares none of its options
+    if max(config.jax_num_cpu_devices, int(several[1]) if several else 1) > 1:
+        return False
+    keras = sys.modules.get("keras")
+    # Asked for while Keras is imported, too.
+    policy = keras.config.dtype_policy() if hasattr(keras, "config") else None
+    if policy is not None and "float16" in (policy.compute_dtype, policy.variable_dtype):
+        return False
+    # Layers have policies of their own.
+    return not script_mentions(r"(?<!b)float16|float8")
+
+
+@contextlib.contextmanager
+def counting_exchanges(session: Session) -> Iterator[None]:
+    """Context manager around a step: counts its time in XLA's exchanges, where MPI makes them."""
+    if session.world.size == 1:
+        yield
+        return
+    # What was exchanged before, as by a callback, is no part of the step.
+    _collectives(session).seconds()
+    yield
+    if seconds := _collectives(session).seconds():
         session.ledger.spend("exchange", seconds)
         session.ledger.say(xla="MPI")
 
@@ -194,13 +230,15 @@ def _leave(pid: int) -> None:
             " splits over the devices of all workers (`jax.devices()`).",
             file=sys.stderr,
         )
-    _await_exchanges(session)
-    # Rank 0's coordinator goes last: JAX aborts a process that finds it gone.
-    if comm.rank == 0:
-        comm.agree("left JAX")
-    jax.distributed.shutdown()
-    if comm.rank > 0:
-        comm.agree("left JAX")
+    try:
+        _await_exchanges(session)
+    finally:
+        # Rank 0's coordinator goes last: JAX aborts a process that finds it gone.
+        if comm.rank == 0:
+            comm.agree("left JAX")
+        jax.distributed.shutdown()
+        if comm.rank > 0:
+            comm.agree("left JAX")
 
 
 def _putting_on_own(original: Callable[..., R]) -> Callable[..., R]:

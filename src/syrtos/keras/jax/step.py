@@ -130,7 +130,8 @@ class TimedStep:
         start, stop = share_of(rows[-1], session.world.rank, session.world.size)
         session.ledger.count(stop - start)
         # XLA compiles a step for each kind of batch: that is no computation of the step.
-        with session.ledger.span("compute" if shapes in self._traced else "trace"):
+        kind = "compute" if shapes in self._traced else "trace"
+        with session.ledger.span(kind), joining.counting_exchanges(session):
             # An earlier step must have ended, so that its time counts as computation, and not as
             # that of whatever waits for its results. One step may stay in flight, which a callback
             # that needs the logs of each step waits for.
@@ -139,7 +140,6 @@ class TimedStep:
             self._traced.add(shapes)
             logs, state = self._function(state, data)
             self._in_flight.append(logs)
-            joining.count_exchanges(session)
         return logs, state
 
 

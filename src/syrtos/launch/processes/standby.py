@@ -267,7 +267,8 @@ def _mpi_library(env: Mapping[str, str]) -> tuple[str, ...]:
 def _xla_variables(frameworks: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables in which JAX finds the library by which it exchanges."""
     is_jax = "jax" in frameworks or env.get("KERAS_BACKEND") == "jax"
-    return xla_library.variables(env) if is_jax else {}
+    by_mpi = settings.options_from(env).exchange != "framework"
+    return xla_library.variables(env) if is_jax and by_mpi else {}
 
 
 def _is_plain(command: Sequence[str]) -> bool:
