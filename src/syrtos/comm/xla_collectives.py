@@ -124,6 +124,10 @@ class XLACollectives:
         before, self._told = self._told, self._table.exchange_nanoseconds
         return (self._told - before) / 1e9
 
+    def is_broken(self) -> bool:
+        """Returns whether an exchange has been given up, after which XLA makes no more."""
+        return not self.lacking and bool(self._table.is_broken)
+
     def _fill(self, session: Session) -> None:
         table = self._table
         table.rank, table.size, table.large = session.world.rank, session.world.size, _LARGE

@@ -16,7 +16,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from syrtos.comm import world
 from syrtos.keras.datasets import batches, checksums
-from syrtos.keras.jax import distribution, joining, sorting, step
+from syrtos.keras.jax import collectives, distribution, sorting, step
 from syrtos.keras.split.script_modules import is_name_of_script
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def _is_worth_splitting(program: Jaxpr, variables: int) -> bool:
     if jax.local_devices()[0].platform != "cpu":
         return True
     session = world.sharing()
-    latency, bandwidth = _BY_MPI if joining.exchanges_by_mpi(session) else _BY_GLOO
+    latency, bandwidth = _BY_MPI if collectives.are_by_mpi(session) else _BY_GLOO
     saved = _operations(program) / _OPERATIONS * (1 - 1 / session.world.size)
     return saved > len(updated) * latency + nbytes / bandwidth
 

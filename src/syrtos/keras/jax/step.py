@@ -13,7 +13,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
-from syrtos.keras.jax import distribution, joining, sorting
+from syrtos.keras.jax import collectives, distribution, joining, sorting
 from syrtos.keras.jax.variables import await_arrays, gather_array, is_split
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class TimedStep:
         session.ledger.count(stop - start)
         # XLA compiles a step for each kind of batch: that is no computation of the step.
         kind = "compute" if shapes in self._traced else "trace"
-        with session.ledger.span(kind), joining.counting_exchanges(session):
+        with session.ledger.span(kind), collectives.counting(session):
             # An earlier step must have ended, so that its time counts as computation, and not as
             # that of whatever waits for its results. One step may stay in flight, which a callback
             # that needs the logs of each step waits for.

@@ -10,7 +10,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 from syrtos.comm import world  # noqa: E402
-from syrtos.keras.jax import joining, script_functions  # noqa: E402
+from syrtos.keras.jax import collectives, script_functions  # noqa: E402
 
 SMALL, LARGE = (4, 8), (512, 512)
 
@@ -28,7 +28,7 @@ def is_split(traced: Any, variables: int) -> bool:
 def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     session = types.SimpleNamespace(world=types.SimpleNamespace(size=2))
     monkeypatch.setattr(world, "sharing", lambda: session)
-    monkeypatch.setattr(joining, "exchanges_by_mpi", lambda session: False)
+    monkeypatch.setattr(collectives, "are_by_mpi", lambda session: False)
     # without the threads of a backend: other tests fork from this process
     processor = types.SimpleNamespace(platform="cpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [processor])
@@ -61,7 +61,7 @@ def test_a_function_is_split_where_that_saves_more_than_its_exchange_takes(
     # MPI takes less time than gloo.
     between = program(train, (128, 128), (256, 128))
     assert not is_split(between, 1)
-    monkeypatch.setattr(joining, "exchanges_by_mpi", lambda session: True)
+    monkeypatch.setattr(collectives, "are_by_mpi", lambda session: True)
     assert is_split(between, 1)
 
 
