@@ -109,7 +109,10 @@ def test_a_launcher_that_was_killed_and_a_run_that_has_finished(folder: Path) ->
     launched.kill()
     launched.wait()
     status = syrtos(folder, "status", "run")
-    assert status.stdout == f"The launcher ended without recording a result. See {run}/logs.\n"
+    assert status.stdout == (
+        f"The launcher ended without recording a result. See {run}/logs. `syrtos resume {run}`"
+        " begins it anew, as it had no snapshot yet.\n"
+    )
     assert status.returncode == 1
     assert syrtos(folder, "stop", "run").returncode == 0
 

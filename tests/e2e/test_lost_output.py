@@ -195,6 +195,18 @@ def test_ctrl_z_stops_the_workers_too_and_fg_continues_them(script: Path) -> Non
     os.waitpid(process, 0)
 
 
+def test_a_worker_that_is_killed_has_printed_its_lines(script: Path) -> None:
+    """In a worker that was forked and in one that is a new interpreter."""
+    script.write_text("import numpy\nprint('said')\nimport os\nos.kill(os.getpid(), 9)\n")
+    for new in ("", "1"):
+        env = {**os.environ, "SYRTOS_NEW_INTERPRETERS": new} if new else None
+        ended = run(script, "-n", "2", "--max-restarts", "0", capture_output=True, env=env)
+        assert ended.returncode
+        logs = script.parent / "run" / "logs"
+        found = [(logs / f"rank-{rank}.log").read_text() for rank in (0, 1)]
+        assert any(text.startswith("said\n") for text in found), ended.stderr
+
+
 def test_a_script_may_wait_for_its_children_and_end_them(script: Path) -> None:
     script.write_text(
         "import os, psutil\n"

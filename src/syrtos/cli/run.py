@@ -286,7 +286,13 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts
     seed = random.SystemRandom().randrange(2**31)
     backend = settings.environment().get("KERAS_BACKEND")
     request = RunRequest(
-        spec, policy, seed, track, chosen.metrics_port, backend, chosen.summary == "full"
+        spec,
+        policy,
+        seed,
+        track,
+        chosen.metrics_port,
+        backend,
+        full_summary=chosen.summary == "full",
     )
     return execute(request, run_dir, connected=connected, early=chosen.early)
 

@@ -188,7 +188,7 @@ def _rows(summary: Summary, against_one: str, full: bool) -> Iterator[tuple[str,
     if summary.skew and summary.skew[1] > 0.1:
         yield (
             "slowest",
-            f"rank {summary.skew[0]}: it waits {summary.skew[1]:.0%} of the time less than the mean",
+            f"rank {summary.skew[0]}: the others wait for it, {summary.skew[1]:.0%} of the time",
         )
 
 
@@ -283,7 +283,8 @@ def _restarts(summary: Summary) -> str:
     if not restarts.are_recorded:
         return f"{restarts.number}: what they cost could not be recorded"
     again = (
-        f", {restarts.steps:,} steps again in {restarts.step_seconds:,.1f} s"
+        f", {restarts.steps:,} step{'s' * (restarts.steps != 1)} again in"
+        f" {restarts.step_seconds:,.1f} s"
         if restarts.steps
         else ""
     )

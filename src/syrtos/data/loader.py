@@ -95,8 +95,6 @@ class Loader:
         policy: decides about bad records.
         memory: the most bytes of records that shuffling holds, in one process that reads all; less
             in each of several.
-        contiguous: whether shares are contiguous rows of batches also where records are shuffled,
-            if no blocks have to be held for it.
     """
 
     source: Source
@@ -105,7 +103,6 @@ class Loader:
     seed: int | None
     policy: BadRecords
     memory: int = MEMORY
-    contiguous: bool = False
 
     def plan(self, position: Position = Position(), workers: int = 1) -> Plan:
         """Returns the plan of what is left of an epoch.
@@ -196,7 +193,7 @@ class Loader:
         )
         if readers is not None:
             return plan.records_at(places)[readers == rank]
-        return plan.share(step, rank, size, self.contiguous and plan.block == 1)
+        return plan.share(step, rank, size)
 
     # asked once, about no records: whether workers see different files does not change
     @functools.cached_property

@@ -86,18 +86,18 @@ class Plan:
         """
         return min(self.first + step * self.batch, self.records)
 
-    def share(self, step: int, rank: int = 0, size: int = 1, contiguous: bool = False) -> Indices:
+    def share(self, step: int, rank: int = 0, size: int = 1) -> Indices:
         """Returns the indices of the records that ``rank`` reads for a global batch.
 
         ``rank`` is one of ``size`` workers, and may read none.
 
-        If records are shuffled, they are those in the streams of that worker. Without shuffling,
-        with more workers than streams, or if ``contiguous``, they are the rank's contiguous rows of
-        the batch. Either way the shares of all ranks make up the batch, for every ``size``.
+        They are the rank's contiguous rows of the batch, so that the batch has the rows of one
+        process in their order. Only records that are shuffled by blocks are those in the streams
+        of that worker, so that it reads no blocks of others; with more workers than streams, some
+        would have none. Either way the shares of all ranks make up the batch, for every ``size``.
         """
         places = self.places(step)
-        # with more workers than streams, some would have none
-        if self.seed is None or size > STREAMS or contiguous:
+        if self.seed is None or self.block == 1 or size > STREAMS:
             start, stop = share_of(len(places), rank, size)
             return self._batch(step)[start:stop]
         return self._batch(step)[places % STREAMS % size == rank]

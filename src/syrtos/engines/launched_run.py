@@ -36,10 +36,12 @@ class LaunchedRun(Submitted):
             return ended
         if self.launcher.is_elsewhere:
             return RunState("running", self._describe_elsewhere())
-        goes_on = (
-            f" `syrtos resume {shlex.quote(str(self._run_dir))}` goes on from its last snapshot."
-            * has_snapshot(self._run_dir)
+        from_where = (
+            "goes on from its last snapshot"
+            if has_snapshot(self._run_dir)
+            else "begins it anew, as it had no snapshot yet"
         )
+        goes_on = f" `syrtos resume {shlex.quote(str(self._run_dir))}` {from_where}."
         in_background = self.launcher.in_background
         place = self._run_dir / OUTPUT if in_background else RunDir(self._run_dir).newest().logs
         return RunState(

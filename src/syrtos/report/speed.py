@@ -154,9 +154,9 @@ def sentence(run_dir: Path, summary: Summary) -> str:
     if found := find_measured(run_dir):
         return str(found)
     if exchanged.is_hidden(summary.facts):
-        return "not known: XLA computes and exchanges in one program. Run with `-n 1` to measure."
+        return "not measured: run the same command with `-n 1` to know it."
     most = min(summary.pace.alone / summary.pace.step, summary.workers)
-    return f"Estimated: at most {most:.2f}× the speed of one worker. Run with `-n 1` to measure."
+    return f"not measured, at most {most:.2f}× one worker: run the same command with `-n 1` to know it."
 
 
 def _is_known(summary: Summary) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from syrtos import cli
+from syrtos.cli.run_request import RunRequest
 from syrtos.settings import OPTIONS_VARIABLE, Options, options_from
 
 DryRun = Callable[..., tuple[list[str], Options]]
@@ -43,6 +44,22 @@ def test_one_worker_unless_asked(
 ) -> None:
     assert cli.main(["run", "--dry-run", *typed, str(script)]) == 0
     assert capsys.readouterr().out.startswith(f"# {printed}")
+
+
+@pytest.mark.parametrize("asked", ["short", "full"])
+def test_the_summary_that_is_asked_for(
+    script: Path, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[RunRequest] = []
+
+    def execute(request: RunRequest, *_: object, **__: object) -> int:
+        requests.append(request)
+        return 0
+
+    monkeypatch.setattr("syrtos.cli.run.execute", execute)
+    assert cli.main(["run", "--summary", asked, str(script)]) == 0
+    assert [request.full_summary for request in requests] == [asked == "full"]
+    assert not requests[0].any_batches
 
 
 def test_options_have_their_defaults(dry_run: DryRun) -> None:

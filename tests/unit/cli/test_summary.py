@@ -53,12 +53,14 @@ def test_a_run_adds_up_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = captured.err.splitlines()
     assert captured.out == ""
     assert lines[0].split() == ["workers", "2"]
-    assert lines[1].split()[:5] == ["speed", "Estimated:", "at", "most", "1.00×"]
+    assert lines[1].split()[:5] == ["speed", "not", "measured,", "at", "most"]
     assert lines[2].split()[:3] == ["time", "1,500.0", "s,"]
     assert lines[3].startswith("steps") and "1,500 (median" in lines[3]  # noqa: PT018
     assert lines[3].rstrip().endswith(", 16 samples/s")
     assert any(line.startswith("spent on") and "waiting 50%" in line for line in lines)
-    assert any(line.startswith("slowest") and "rank 1: it waits" in line for line in lines)
+    assert any(
+        line.startswith("slowest") and "rank 1: the others wait for it" in line for line in lines
+    )
     assert lines[-1] == f"run directory: {tmp_path}"
 
 

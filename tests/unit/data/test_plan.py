@@ -105,6 +105,17 @@ def test_without_a_seed_records_stay_in_order_and_shares_are_contiguous() -> Non
     assert [plan.share(2, rank, 3).tolist() for rank in range(3)] == [[], [8], [9]]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_shares_of_records_shuffled_one_by_one_are_the_rows_of_one_process_in_order(
+    size: int,
+) -> None:
+    """A layer that draws gives each record what one process would have given it."""
+    plan = Plan("x", 100, 32, seed=1)
+    for step in range(plan.steps):
+        rows = [index for rank in range(size) for index in plan.share(step, rank, size).tolist()]
+        assert rows == plan.share(step).tolist()
+
+
 @pytest.mark.parametrize("count", [2, 5, 10, 60, 1000])
 def test_every_record_comes_everywhere(count: int) -> None:
     """Over many keys the place of a record is uniform: chi-squared within what chance allows."""

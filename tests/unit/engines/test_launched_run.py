@@ -56,7 +56,10 @@ def test_a_launcher_that_has_recorded_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGSTOP)
         run.stop()
         process.wait(10)
-    says = f"The launcher ended without recording a result. See {tmp_path}/output.log."
+    says = (
+        f"The launcher ended without recording a result. See {tmp_path}/output.log. `syrtos resume"
+        f" {tmp_path}` begins it anew, as it had no snapshot yet."
+    )
     assert (run.state().phase, run.state().code, run.state().why) == ("failed", None, says)
     in_terminal = dataclasses.replace(run.launcher, in_background=False)
     assert f"See {tmp_path}/logs." in LaunchedRun(tmp_path, in_terminal).state().why

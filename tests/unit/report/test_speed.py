@@ -55,13 +55,13 @@ def test_one_worker_has_no_speed_against_one(tmp_path: Path) -> None:
 
 def test_without_an_earlier_run_it_is_bounded_by_what_workers_compute(tmp_path: Path) -> None:
     said = speed.sentence(tmp_path / "a", run_of(tmp_path / "a", 2, 0.02, wait=0.01))
-    assert said == "Estimated: at most 1.33× the speed of one worker. Run with `-n 1` to measure."
+    assert said.startswith("not measured, at most 1.33× one worker: run the same command")
 
 
 def test_where_xla_exchanges_only_a_run_of_one_worker_says_it(tmp_path: Path) -> None:
     summary = run_of(tmp_path / "a", 2, 0.02)
     summary.facts["exchange"] = "compiled"
-    assert speed.sentence(tmp_path / "a", summary).startswith("not known")
+    assert speed.sentence(tmp_path / "a", summary).startswith("not measured: run")
     run_of(tmp_path / "one", 1, 0.02)
     assert speed.sentence(tmp_path / "a", summary).startswith("1.00× the speed of one worker")
 
@@ -107,7 +107,7 @@ def test_an_estimate_is_no_more_than_the_number_of_workers(tmp_path: Path) -> No
     summary = run_of(tmp_path / "a", 2, 0.02)
     pace = dataclasses.replace(summary.pace, alone=0.05)
     said = speed.sentence(tmp_path / "a", dataclasses.replace(summary, pace=pace))
-    assert said.startswith("Estimated: at most 2.00×")
+    assert said.startswith("not measured, at most 2.00×")
 
 
 def test_samples_count_where_each_worker_has_a_batch_of_its_own(tmp_path: Path) -> None:

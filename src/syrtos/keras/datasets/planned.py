@@ -47,8 +47,6 @@ class PlannedDataset(keras.utils.PyDataset):
         kind, names = loader.name, world.part(_Training).names
         self.name = f"{kind}-{names[kind]}"
         names[kind] += 1
-        # A framework that computes global batches puts the workers' shares together by rank.
-        loader.contiguous = backend.computes_global_batches()
 
     def __repr__(self) -> str:
         return (

@@ -443,8 +443,8 @@ def become(request: dict[str, Any]) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    first, *rest = request["argv"]
-    sys.orig_argv = [sys.executable, *request["argv"]]
+    first, *rest = argv = request["argv"]
+    sys.orig_argv = [sys.executable, *argv]
     if first == "-m":
         if not sys.flags.safe_path:
             sys.path.insert(0, os.getcwd())
@@ -481,10 +481,10 @@ def _open_streams() -> None:
     # The zygote's streams know of its own files whether they can be sought.
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, name)
-        lines = number == 2 or (number == 1 and os.isatty(1))
         new: Any = open(number, mode, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
         if mode == "w":
-            new.reconfigure(line_buffering=lines, write_through=old.write_through)
+            # By lines also where it is no terminal: a process that is killed keeps none back.
+            new.reconfigure(line_buffering=True, write_through="PYTHONUNBUFFERED" in os.environ)
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
         _log_to(new, old)
