@@ -169,7 +169,14 @@ def _relative_path(path: Path) -> Path:
 
 
 def _tell_late_options(words: Sequence[str]) -> None:
-    """Says that an option of the doctor's after the script counts as the script's."""
+    """Says that what follows the script counts as the script's: an option of the doctor's, a script."""
+    others = [word for word in words[1:] if word.endswith(".py") and Path(word).is_file()]
+    if others:
+        print(
+            f"syrtos: {others[0]} was taken as an argument of {words[0]}: the doctor reads one"
+            f" script at a time. For the other: `syrtos doctor {others[0]}`.",
+            file=sys.stderr,
+        )
     late = [found[1] for word in words[1:] if (found := _OWN.fullmatch(word))]
     if late:
         print(

@@ -40,7 +40,7 @@ def compare_runs(first: RunRecord, second: RunRecord, facts: tuple[Facts, Facts]
         "rates": [one["samples_per_second"], other["samples_per_second"]],
         "asked": _differing_settings(one, other),
         "logs": _logs(one, other),
-        "text": f"{_text(rows[0])} {_rates(one, other)}",
+        "text": f"{_scripts(one, other)}{_text(rows[0])} {_rates(one, other)}",
     }
 
 
@@ -127,6 +127,14 @@ def _logs(one: Facts, other: Facts) -> list[list[Any]]:
     return [
         [name, ends[0].get(name), ends[1].get(name)] for name in dict.fromkeys([*ends[0], *ends[1]])
     ]
+
+
+def _scripts(one: Facts, other: Facts) -> str:
+    """Returns a sentence about the scripts, where they are not the same."""
+    names = one["run"]["script"], other["run"]["script"]
+    return f"The runs are of different scripts: {names[0]} and {names[1]}. " * (
+        names[0] != names[1]
+    )
 
 
 def _rates(one: Facts, other: Facts) -> str:

@@ -125,6 +125,9 @@ def test_arguments_of_the_script_are_not_looked_at(
     assert "on 3 workers" in found.out
     assert "`--batch` after the script is the script's" in found.err
     assert main(["doctor", "--", str(path)]) == 0
+    other = written(path.with_name("other.py"), FILE)
+    assert main(["doctor", str(path), str(other)]) == 0
+    assert f"{other} was taken as an argument of {path}" in capsys.readouterr().err
     for word in ("--batch=31", "-n4", "--hosts", "--write"):
         assert main(["doctor", str(path), word, "--fix"]) == 0
         assert (

@@ -424,7 +424,9 @@ def test_a_backend_that_is_there_is_proposed(
 ) -> None:
     text = "import keras\n"
     monkeypatch.setattr(needs, "is_installed", lambda name: name != "tensorflow")
-    monkeypatch.setattr(needs, "propose_backend", lambda command: f"JAX: {command}")
+    monkeypatch.setattr(
+        needs, "propose_backend", lambda absent, command: f"JAX for {absent}: {command}"
+    )
     for name, expected in (("", 1), ("tensorflow", 1), ("jax", 0)):
         monkeypatch.setattr(
             needs.settings,
@@ -434,7 +436,7 @@ def test_a_backend_that_is_there_is_proposed(
         assert len(found(tmp_path, text, "absent-backend")) == expected
     monkeypatch.setattr(needs.settings, "environment", lambda: {"KERAS_HOME": str(tmp_path)})
     (finding,) = found(tmp_path, text, "absent-backend", workers=3)
-    assert finding.fix == "JAX: syrtos run -n 3 train.py"
+    assert finding.fix == "JAX for tensorflow: syrtos run -n 3 train.py"
     assert not found(
         tmp_path, "import os\nos.environ['KERAS_BACKEND'] = 'jax'\n" + text, "absent-backend"
     )

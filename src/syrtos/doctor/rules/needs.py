@@ -154,7 +154,7 @@ def absent_backend(program: ScriptProgram) -> Iterator[Finding]:
     for script in program.scripts:
         for node, root in _imported_roots(script):
             if root == "keras" and (
-                fix := propose_backend(f"syrtos run -n {program.workers} {script.path.name}")
+                fix := propose_backend(name, f"syrtos run -n {program.workers} {script.path.name}")
             ):
                 says = f"Keras's backend here is {NAMES[name]} (by {by}), which is not installed"
                 yield at(script, node, "absent-backend", Severity.BREAKS, says, fix)

@@ -13,10 +13,15 @@ def installed() -> list[str]:
     return [name for name in NAMES if importlib.util.find_spec(name)]
 
 
-def propose_backend(command: str) -> str:
-    """Returns a sentence, without its full stop, on how to run a command with another backend.
+def propose_backend(absent: str, command: str) -> str:
+    """Returns a sentence, without its full stop, on how to run a command without a backend's package.
 
     The text is empty if no other backend is installed.
     """
     there = next(iter(installed()), None)
-    return f"{NAMES[there]} is installed: `KERAS_BACKEND={there} {command}`" if there else ""
+    return (
+        f"Install it (`pip install {absent}`), or take {NAMES[there]}, which is installed:"
+        f" `KERAS_BACKEND={there} {command}`"
+        if there
+        else ""
+    )

@@ -109,7 +109,7 @@ def advice(error: BaseException, size: int) -> str:
     The text is empty for other errors.
     """
     if isinstance(error, ModuleNotFoundError) and error.name in NAMES and _is_keras_import(error):
-        proposal = propose_backend("syrtos run ...")
+        proposal = propose_backend(error.name, "syrtos run ...")
         return (
             f"Keras's backend is {NAMES[error.name]}, which is not installed. {proposal}."
             if proposal

@@ -237,13 +237,13 @@ def test_an_absent_backend_is_explained_where_keras_imports_it(
     monkeypatch.setattr(
         tracebacks,
         "propose_backend",
-        lambda command: f"JAX is installed: `KERAS_BACKEND=jax {command}`",
+        lambda absent, command: f"Install {absent}, or: `KERAS_BACKEND=jax {command}`",
     )
     file = tmp_path / "keras" / "src" / "tree.py"
     code = compile(f"raise ModuleNotFoundError('no', name='{package}')", file, "exec")
     advice = tracebacks.advice(caught(lambda: exec(code)), 1)
     assert advice.startswith(f"Keras's backend is {name}, which is not installed.")
-    assert advice.endswith("JAX is installed: `KERAS_BACKEND=jax syrtos run ...`.")
+    assert advice.endswith(f"Install {package}, or: `KERAS_BACKEND=jax syrtos run ...`.")
     of_script = compile(
         f"raise ModuleNotFoundError('no', name='{package}')", tmp_path / "train.py", "exec"
     )
