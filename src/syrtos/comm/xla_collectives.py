@@ -148,7 +148,7 @@ class XLACollectives:
         """Wraps a function that C calls: an error is remembered, and becomes C's."""
 
         @functools.wraps(call)
-        def guarded(*arguments: Any) -> int:
+        def run(*arguments: Any) -> int:
             try:
                 with world.remembering_errors():
                     return call(*arguments)
@@ -157,7 +157,7 @@ class XLACollectives:
                 self._table.error = text
                 return _FAILED.get(call.__name__, 1)
 
-        return guarded
+        return run
 
     def _split(self, color: int, key: int) -> int:
         """Returns MPICH's communicator of the workers that call with this color, by their keys."""

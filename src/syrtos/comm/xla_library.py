@@ -88,9 +88,9 @@ def _find_for(jaxlib: Path) -> Path | None:
             return path
         # Half a file, after a loss of power, would end the process that loads it.
         path.unlink(missing_ok=True)
-    command = os.environ.get("CC") or "cc"
-    compiler, names = shutil.which(command) or shutil.which("gcc"), _names(jaxlib)
-    if compiler is None or not names:
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    # Only with a compiler: to read jaxlib takes half a second.
+    if compiler is None or not (names := _names(jaxlib)):
         return None
     return _compile(compiler, source + _code_of_others(names, source), folder, start)
 

@@ -176,10 +176,11 @@ int MPIABI_Error_string(int code, char *text, int *length) {
 int MPIABI_Allreduce(const void *from, void *to, int count, Handle type, Handle operation,
                      Handle comm) {
   int64_t bytes = (int64_t)count * M.sizes[type];
+  int is_large = bytes >= M.large && !M.is_complex[type];
   Exchange *exchange;
   if (!comm) return FAILURE;
   /* MPI leaves open what becomes of NaN in the least and the greatest. */
-  if (count >= 0 && (operation == MIN || operation == MAX || (bytes >= M.large && !M.is_complex[type])))
+  if (count >= 0 && (operation == MIN || operation == MAX || is_large))
     return reduce(M.reduce, from, to, count, type, operation, comm);
   if (!(exchange = prepare(bytes, to, bytes))) return FAILURE;
   memcpy(exchange->memory, from, bytes);
